@@ -1,0 +1,79 @@
+"""Drafting with a language model that reads its own prompt.
+
+With a retrieved prompt this is RAPID's RAG drafter; with the target's own prompt, plain speculative decoding. It
+does not know which: a prompt is token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from rapid.models.base import ProgressFn, TokenSequence
+from rapid.types import Proposal
+
+if TYPE_CHECKING:
+    import torch
+
+    from rapid.sampling.warp import Warp
+
+
+class ModelDrafter:
+    """Drafts by running a model over `prompt` + the emitted tokens.
+
+    `sequence` may hold an earlier reading: what it shares with `prompt` is reused. Beyond the model's window it
+    drafts nothing, and the target goes on alone.
+    """
+
+    def __init__(self, sequence: TokenSequence, prompt: Sequence[int], eos_token_ids: Collection[int]) -> None:
+        self._sequence = sequence
+        self._prompt_length = len(prompt)
+        self._history = list(prompt)
+        self._eos_token_ids = frozenset(eos_token_ids)
+
+    def start(self, progress: ProgressFn | None = None) -> None:
+        """Read the prompt, all but its last token, which the first `propose` feeds."""
+        keep = shared_prefix(self._sequence.token_ids, self._history[:-1])
+        self._sequence.rewind(keep)
+        if len(self._history) <= self._sequence.window:
+            self._sequence.prefill(self._history[keep:-1], progress)
+
+    def propose(self, num_tokens: int, warp: Warp, generator: torch.Generator, *, need_probs: bool) -> Proposal:
+        import torch
+
+        from rapid.sampling.verify import draw
+
+        emitted = self._history[self._prompt_length :]
+        feed = self._history[self._sequence.length :]
+        drafted: list[int] = []
+        rows: list[torch.Tensor] = []
+        for _ in range(num_tokens):
+            if self._sequence.length + len(feed) > self._sequence.window:
+                break
+            logits = self._sequence.forward(feed)[-1:]
+            scores = warp.scores(logits, emitted + drafted)
+            if need_probs:
+                rows.append(scores.softmax(-1))
+            drafted.append(int(scores.argmax()) if warp.greedy else draw(rows[-1][0], generator))
+            if drafted[-1] in self._eos_token_ids:
+                break
+            feed = drafted[-1:]
+        return Proposal(drafted, torch.cat(rows) if rows else None)
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        known = self._sequence.token_ids
+        position = len(self._history)
+        self._history.extend(token_ids)
+        # Of what was drafted and fed beyond the history, only the part that was emitted stays.
+        while position < min(len(known), len(self._history)) and known[position] == self._history[position]:
+            position += 1
+        # The last token is always fed anew: its logits are what the next draft starts from.
+        self._sequence.rewind(min(position, len(known), len(self._history) - 1))
+
+
+def shared_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many leading tokens two sequences have in common."""
+    length = min(len(first), len(second))
+    if list(first[:length]) == list(second[:length]):
+        return length
+    return next(i for i in range(length) if first[i] != second[i])

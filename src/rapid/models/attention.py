@@ -1,0 +1,97 @@
+"""Attention for one sequence over a long cache: grouped query heads, no copied keys or values, no mask tensor.
+
+Registered under the name `rapid` in transformers' attention and mask registries, and selected with
+`model.set_attn_implementation("rapid")`. It serves batches of one unpadded sequence, which is all the decode loop
+makes; where something else arrives (a softcap, attention sinks, a padded batch) it says so instead of being wrong.
+
+Why: with grouped-query attention the stock CPU path repeats every key and value head for each query head and,
+for a block of several query tokens, builds a mask: a verify of 5 tokens at 8K tokens then costs three decode
+steps. Here the query heads that share a key/value head form one matrix product with it, and the causal mask
+touches only the last n columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+
+ATTENTION_NAME = "rapid"
+
+# Blocks of at most this many query tokens take the grouped product; longer ones (prefill) take PyTorch's tiled
+# kernel, whose memory does not grow with block x cache.
+_MAX_GROUPED_BLOCK = 32
+
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window")
+
+
+def grouped_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Causal attention of the last n positions over the whole cache.
+
+    query [1, heads, n, d]; key, value [1, kv_heads, length, d], the block's own n tokens last.
+    Returns [1, n, heads, d] in the query's dtype.
+    """
+    _, heads, n, head_dim = query.shape
+    kv_heads, length = key.shape[1], key.shape[2]
+    group = heads // kv_heads
+    q = query.reshape(kv_heads, group * n, head_dim) * scaling
+    k, v = key[0].to(query.dtype), value[0].to(query.dtype)
+    scores = q @ k.transpose(1, 2)
+    if n > 1:
+        future = torch.ones(n, n, dtype=torch.bool, device=query.device).triu_(1)
+        own = scores.view(kv_heads, group, n, length)[..., length - n :]
+        own.masked_fill_(future, -torch.inf)
+    out = scores.softmax(-1) @ v
+    return out.view(1, heads, n, head_dim).transpose(1, 2)
+
+
+def tiled_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+    """The same for long blocks, by PyTorch's fused kernel. Shapes as in `grouped_attention`."""
+    n, length = query.shape[2], key.shape[2]
+    group = query.shape[1] // key.shape[1]
+    k, v = key.to(query.dtype), value.to(query.dtype)
+    if not query.is_cuda and group > 1:
+        # The CPU kernel reads a head once per query head either way; expanding is cheap beside the products.
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        group = 1
+    mask = None
+    if n != length:
+        mask = torch.ones(n, length, dtype=torch.bool, device=query.device).tril_(length - n)
+    out = F.scaled_dot_product_attention(
+        query, k, v, attn_mask=mask, is_causal=mask is None and n > 1, scale=scaling, enable_gqa=group > 1
+    )
+    return out.transpose(1, 2)
+
+
+def _attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    if attention_mask is not None or query.shape[0] != 1:
+        raise ValueError("the `rapid` attention serves one unpadded sequence at a time")
+    for name in _UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"the `rapid` attention does not support `{name}`")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    attend = grouped_attention if query.shape[2] <= _MAX_GROUPED_BLOCK else tiled_attention
+    return attend(query, key, value, scaling), None
+
+
+def _no_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
+    """The mask is implied: causal, one sequence. A padding mask is passed on, to be refused by the forward."""
+    if attention_mask is not None and not bool(attention_mask.all()):
+        return attention_mask
+    return None
+
+
+def register() -> None:
+    """Make the name known to transformers; safe to call again."""
+    AttentionInterface.register(ATTENTION_NAME, _attention_forward)
+    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)

@@ -1,0 +1,152 @@
+"""The settings of a request, validated once at construction; the only place where defaults live.
+
+An unknown name is Python's own TypeError, a bad value is `InvalidParameter` with the way out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from rapid.errors import InvalidParameter
+
+Method = Literal["rapid", "sd", "lc", "rag"]
+Law = Literal["exact", "transfer", "paper"]
+Ranking = Literal["dense", "bm25", "hybrid"]
+IndexSource = Literal["target", "document"]
+
+METHODS: tuple[str, ...] = get_args(Method)
+LAWS: tuple[str, ...] = get_args(Law)
+RANKINGS: tuple[str, ...] = get_args(Ranking)
+INDEX_SOURCES: tuple[str, ...] = get_args(IndexSource)
+
+# The paper's settings: eta 10 when target and drafter share their weights, 40 for a larger drafter.
+ETA_SELF = 10.0
+ETA_LARGER_DRAFTER = 40.0
+# More than this many drafted tokens a round never paid in any published measurement, and costs memory.
+MAX_DRAFT_TOKENS = 128
+
+
+def _integer(name: str, value: Any, least: int, most: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParameter(f"{name} must be a whole number, got {value!r}")
+    if value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise InvalidParameter(f"{name} must be {bounds}, got {value}")
+
+
+def _number(name: str, value: Any, least: float, most: float | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidParameter(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value) or value < least or (most is not None and value > most):
+        bounds = f"finite and at least {least:g}" if most is None else f"between {least:g} and {most:g}"
+        raise InvalidParameter(f"{name} must be {bounds}, got {value}")
+
+
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidParameter(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """What the drafter reads.
+
+    ranking         `dense` (embeddings), `bm25` (words), `hybrid` (both, reciprocal rank fusion).
+    embedder        `embedded` (MiniLM from its package), or a sentence-transformers id or directory.
+    chunk_tokens    longest passage, in target tokens (paper: 512).
+    context_budget  retrieved tokens at most; None applies the paper's rule, scaled to the target's window.
+    threshold       passages below this similarity are dropped; None takes the embedder's own default.
+    index           `target`: index what the target reads; `document`: the whole document, also what a
+                    middle cut hid from the target (as the released script does).
+    """
+
+    ranking: Ranking = "dense"
+    embedder: str = "embedded"
+    chunk_tokens: int = 512
+    context_budget: int | None = None
+    threshold: float | None = None
+    index: IndexSource = "target"
+
+    def __post_init__(self) -> None:
+        _choice("ranking", self.ranking, RANKINGS)
+        _choice("index", self.index, INDEX_SOURCES)
+        _integer("chunk_tokens", self.chunk_tokens, 16, 8192)
+        if not isinstance(self.embedder, str) or not self.embedder.strip():
+            raise InvalidParameter("embedder must be a name, got an empty one")
+        if self.context_budget is not None:
+            _integer("context_budget", self.context_budget, 1)
+        if self.threshold is not None:
+            _number("threshold", self.threshold, -1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How tokens are drafted and accepted.
+
+    method            `rapid` (RAG drafter, eta > 0, lossy), `sd` (the same drafter, eta 0, lossless),
+                      `lc` (target alone on the long prompt), `rag` (target alone on the retrieved prompt).
+    eta               strength of the knowledge transfer (Eq. 6); None: 10, or 40 with a larger drafter.
+    law               `paper` (the released rule), `transfer` (output follows the adjusted target),
+                      `exact` (output follows the target: lossless, eta has no effect).
+    alpha             the shift applies only where q >= alpha * max q.
+    num_draft_tokens  gamma: tokens proposed per round (paper: 10); 0 drafts nothing.
+    """
+
+    method: Method = "rapid"
+    eta: float | None = None
+    law: Law = "paper"
+    alpha: float = 0.1
+    num_draft_tokens: int = 10
+
+    def __post_init__(self) -> None:
+        _choice("method", self.method, METHODS)
+        _choice("law", self.law, LAWS)
+        _number("alpha", self.alpha, 0.0, 1.0)
+        _integer("num_draft_tokens", self.num_draft_tokens, 0, MAX_DRAFT_TOKENS)
+        if self.eta is not None:
+            _number("eta", self.eta, 0.0)
+            if self.method == "sd" and self.eta > 0:
+                raise InvalidParameter(f"method sd is eta 0, got eta {self.eta:g}; use method rapid for a transfer")
+
+    @property
+    def lossless(self) -> bool:
+        """True where the output provably follows the target's own distribution on its prompt."""
+        return self.method != "rapid" or self.law == "exact" or self.eta == 0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn and when to stop.
+
+    temperature     0 is greedy.
+    top_k, top_p, min_p   the usual filters; 0, 1 and 0 switch them off.
+    seed            None draws a fresh one; the process-wide generator is never touched.
+    max_new_tokens  exact upper limit of emitted tokens, at least 1.
+    stop            strings (or one) that end the answer; they are not part of it.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _integer("top_k", self.top_k, 0)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise InvalidParameter("top_p must be above 0; use temperature 0 for greedy decoding")
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _integer("max_new_tokens", self.max_new_tokens, 1)
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, 2**63 - 1)
+        given: Any = self.stop
+        stop = (given,) if isinstance(given, str) else tuple(given)
+        if not all(isinstance(s, str) and s for s in stop):
+            raise InvalidParameter("stop must hold non-empty strings")
+        object.__setattr__(self, "stop", stop)
