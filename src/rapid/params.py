@@ -11,21 +11,40 @@ from typing import Any, Literal, get_args
 
 from rapid.errors import InvalidParameter
 
-Method = Literal["rapid", "sd", "lc", "rag"]
+Method = Literal["rapid", "sd", "lookup", "lc", "rag", "sd-full", "magicdec"]
 Law = Literal["exact", "transfer", "paper"]
 Ranking = Literal["dense", "bm25", "hybrid"]
 IndexSource = Literal["target", "document"]
+RetrievalSource = Literal["document", "unrelated", "oracle"]
 
 METHODS: tuple[str, ...] = get_args(Method)
 LAWS: tuple[str, ...] = get_args(Law)
 RANKINGS: tuple[str, ...] = get_args(Ranking)
 INDEX_SOURCES: tuple[str, ...] = get_args(IndexSource)
+RETRIEVAL_SOURCES: tuple[str, ...] = get_args(RetrievalSource)
 
 # The paper's settings: eta 10 when target and drafter share their weights, 40 for a larger drafter.
 ETA_SELF = 10.0
 ETA_LARGER_DRAFTER = 40.0
+# The paper's gamma. What is lossy always drafts this many by default: a length chosen by the clock would make the
+# text depend on it.
+DRAFT_TOKENS_LOSSY = 10
 # More than this many drafted tokens a round never paid in any published measurement, and costs memory.
 MAX_DRAFT_TOKENS = 128
+# MagicDec's StreamingLLM cache as the paper compares with it.
+STREAMING_SINKS = 4
+STREAMING_WINDOW = 4096
+
+# A drafter that is the target with smaller weights, by name: bits of a weight.
+QUANTISED_DRAFTERS = {"self:8bit": 8, "self:4bit": 4}
+
+
+def drafter_bits(drafter: str) -> int | None:
+    """Bits of a quantised copy of the target; None for another drafter. Raises `InvalidParameter` for a copy of a
+    kind that is not there."""
+    if drafter.startswith("self:") and drafter not in QUANTISED_DRAFTERS:
+        raise InvalidParameter(f"drafter {drafter} is unknown; use self, {', '.join(QUANTISED_DRAFTERS)}, or a model")
+    return QUANTISED_DRAFTERS.get(drafter)
 
 
 def _integer(name: str, value: Any, least: int, most: int | None = None) -> None:
@@ -49,6 +68,16 @@ def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise InvalidParameter(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
+def _span(value: Any) -> tuple[int, int, int]:
+    if not isinstance(value, tuple | list) or len(value) != 3:
+        raise InvalidParameter(f"an oracle span is (document, start, end), got {value!r}")
+    document, start, end = value
+    _integer("document of an oracle span", document, 0)
+    _integer("start of an oracle span", start, 0)
+    _integer("end of an oracle span", end, start + 1)
+    return document, start, end
+
+
 @dataclass(frozen=True)
 class Retrieval:
     """What the drafter reads.
@@ -60,6 +89,10 @@ class Retrieval:
     threshold       passages below this similarity are dropped; None takes the embedder's own default.
     index           `target`: index what the target reads; `document`: the whole document, also what a
                     middle cut hid from the target (as the released script does).
+    source          where passages come from: `document`; to study what retrieval does, `unrelated` (another text,
+                    as in the paper's ablation) or `oracle` (given places).
+    unrelated       file of the other text; None takes the novel that comes with the package.
+    oracle_spans    (document, start, end) of the given places: number of the document from 0, characters.
     """
 
     ranking: Ranking = "dense"
@@ -68,6 +101,9 @@ class Retrieval:
     context_budget: int | None = None
     threshold: float | None = None
     index: IndexSource = "target"
+    source: RetrievalSource = "document"
+    unrelated: str | None = None
+    oracle_spans: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         _choice("ranking", self.ranking, RANKINGS)
@@ -79,6 +115,15 @@ class Retrieval:
             _integer("context_budget", self.context_budget, 1)
         if self.threshold is not None:
             _number("threshold", self.threshold, -1.0, 1.0)
+        _choice("source", self.source, RETRIEVAL_SOURCES)
+        if self.unrelated is not None and self.source != "unrelated":
+            raise InvalidParameter(f"an unrelated text is for source unrelated, got source {self.source}")
+        object.__setattr__(self, "oracle_spans", tuple(_span(span) for span in self.oracle_spans))
+        if bool(self.oracle_spans) != (self.source == "oracle"):
+            raise InvalidParameter(
+                f"source oracle and oracle_spans go together, got source {self.source} and "
+                f"{len(self.oracle_spans)} spans"
+            )
 
 
 @dataclass(frozen=True)
@@ -86,29 +131,42 @@ class Speculation:
     """How tokens are drafted and accepted.
 
     method            `rapid` (RAG drafter, eta > 0, lossy), `sd` (the same drafter, eta 0, lossless),
-                      `lc` (target alone on the long prompt), `rag` (target alone on the retrieved prompt).
+                      `lookup` (drafts copied from the document's own text, no model, lossless),
+                      `lc` (target alone on the long prompt), `rag` (target alone on the retrieved prompt),
+                      `sd-full` (the drafter on the whole prompt, lossless), `magicdec` (the target's own weights
+                      over a StreamingLLM cache of the whole prompt, lossless).
     eta               strength of the knowledge transfer (Eq. 6); None: 10, or 40 with a larger drafter.
     law               `paper` (the released rule), `transfer` (output follows the adjusted target),
                       `exact` (output follows the target: lossless, eta has no effect).
     alpha             the shift applies only where q >= alpha * max q.
-    num_draft_tokens  gamma: tokens proposed per round (paper: 10); 0 drafts nothing.
+    num_draft_tokens  gamma: tokens proposed per round; 0 drafts nothing. "auto": where the answer is lossless
+                      the governor chooses it, and the drafter, round by round for speed (lossless `rapid` may
+                      also look drafts up); where it is lossy, the paper's 10.
+    streaming_sinks, streaming_window   what `magicdec` drafts from: the first tokens and the latest ones.
     """
 
     method: Method = "rapid"
     eta: float | None = None
     law: Law = "paper"
     alpha: float = 0.1
-    num_draft_tokens: int = 10
+    num_draft_tokens: int | Literal["auto"] = "auto"
+    streaming_sinks: int = STREAMING_SINKS
+    streaming_window: int = STREAMING_WINDOW
 
     def __post_init__(self) -> None:
         _choice("method", self.method, METHODS)
         _choice("law", self.law, LAWS)
         _number("alpha", self.alpha, 0.0, 1.0)
-        _integer("num_draft_tokens", self.num_draft_tokens, 0, MAX_DRAFT_TOKENS)
+        _integer("streaming_sinks", self.streaming_sinks, 0)
+        _integer("streaming_window", self.streaming_window, 1)
+        if self.num_draft_tokens != "auto":
+            _integer("num_draft_tokens", self.num_draft_tokens, 0, MAX_DRAFT_TOKENS)
         if self.eta is not None:
             _number("eta", self.eta, 0.0)
-            if self.method == "sd" and self.eta > 0:
-                raise InvalidParameter(f"method sd is eta 0, got eta {self.eta:g}; use method rapid for a transfer")
+            if self.method in ("sd", "lookup", "sd-full", "magicdec") and self.eta > 0:
+                raise InvalidParameter(
+                    f"method {self.method} is eta 0, got eta {self.eta:g}; use method rapid for a transfer"
+                )
 
     @property
     def lossless(self) -> bool:

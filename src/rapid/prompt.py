@@ -10,6 +10,7 @@ The document comes first and the question last, so that another question about t
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,16 @@ from typing import TYPE_CHECKING, Any
 from rapid.errors import ModelError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import AddedToken, Tokenizer
 
 
 @dataclass(frozen=True)
 class Template:
-    """The words around a context and a question. `what` names the context: whole text or retrieved passages."""
+    """The words around a context and a question. `what` names the context: whole text or retrieved passages.
+
+    answer_prefix  words the answer continues, after the chat template's assistant header. None puts none there;
+                   a model without a chat template is then prompted with "Answer:".
+    """
 
     opening: str = "Please read the following {what} and answer the question below.\n\n<text>\n"
     middle: str = "\n</text>\n\n"
@@ -30,6 +35,7 @@ class Template:
     whole: str = "text"
     retrieved: str = "retrieved text chunks"
     system: str | None = None
+    answer_prefix: str | None = None
 
     def before(self, *, retrieved: bool) -> str:
         """The words before the context."""
@@ -54,9 +60,13 @@ class Prompter:
         self._markup = _private_copy(tokenizer, special_as_text=False)
         self._plain = _private_copy(tokenizer, special_as_text=True)
         added = tokenizer.added_tokens_decoder
-        self._special = {token.content: (i, token) for i, token in added.items() if token.special and token.content}
-        longest_first = sorted(map(re.escape, self._special), key=len, reverse=True)
-        self._special_pattern = re.compile("|".join(longest_first)) if longest_first else None
+        special = {token.content: token for token in added.values() if token.special and token.content}
+        longest_first = sorted(map(re.escape, special), key=len, reverse=True)
+        self._special_pattern = re.compile("|".join(longest_first) or r"(?!)")
+        self._stand_ins = _add_stand_ins(self._plain, special)
+        self._meant = {
+            self._plain.token_to_id(self._stand_ins[t.content]): i for i, t in added.items() if t.content in special
+        }
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of outside text; special tokens in it are plain text."""
@@ -80,24 +90,26 @@ class Prompter:
         template: Template = DEFAULT_TEMPLATE,
     ) -> list[int]:
         """Prompt ids. `history` holds earlier (question, answer) turns of the same conversation."""
-        outside = [context]
+        outside: list[str] = []
 
         def mark(text: str) -> str:
             outside.append(text)
             return f"\ue000{len(outside) - 1}\ue001"
 
-        questions = [*(q for q, _ in history), question]
-        answers = [a for _, a in history]
-        messages = [{"role": "system", "content": template.system}] if template.system else []
-        for turn, text in enumerate(questions):
-            words = mark(text)
+        messages = [{"role": "system", "content": mark(template.system)}] if template.system else []
+        for turn, words in enumerate([*(q for q, _ in history), question]):
             if turn == 0:
-                opening = template.before(retrieved=retrieved)
-                words = f"{opening}\ue0000\ue001{template.middle}{words}{template.closing}"
-            messages.append({"role": "user", "content": words})
-            if turn < len(answers):
-                messages.append({"role": "assistant", "content": mark(answers[turn])})
-        return self._tokenize(self._render(messages), outside)
+                before = template.before(retrieved=retrieved) + mark(context) + template.middle
+                content = before + mark(words) + template.closing
+            else:
+                content = mark(words)
+            messages.append({"role": "user", "content": content})
+            if turn < len(history):
+                messages.append({"role": "assistant", "content": mark(history[turn][1])})
+        rendered = self._render(messages, "\n\nAnswer:" if template.answer_prefix is None else "")
+        if template.answer_prefix:
+            rendered += mark(template.answer_prefix)
+        return self._tokenize(rendered, outside)
 
     def cut_middle(self, text: str, num_tokens: int) -> tuple[int, int]:
         """Character positions (a, b) such that text[:a] + text[b:] holds the first and last halves of
@@ -108,42 +120,60 @@ class Prompter:
         if num_tokens <= 0:
             return 0, len(text)
         head, tail = num_tokens // 2, num_tokens - num_tokens // 2
-        return (offsets[head - 1][1] if head else 0), offsets[-tail][0]
+        # Where a character takes several tokens and the cut falls inside it, it goes.
+        start = min(offsets[head - 1][1], offsets[head][0]) if head else 0
+        return start, max(offsets[-tail][0], offsets[-tail - 1][1])
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    def _render(self, messages: list[dict[str, str]], base_ending: str) -> str:
+        """The messages as text that ends where the answer begins; `base_ending` is a base model's last words."""
         if self._hf.chat_template:
-            return str(self._hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            from jinja2 import TemplateError
+
+            try:
+                return str(self._hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            except TemplateError as error:
+                reason = " ".join(str(error).split())
+                raise ModelError(f"the model's chat template refuses this conversation: {reason}") from error
         # A base model: plain text, with the begin token where its tokenizer would add one.
-        begins = self._hf("a")["input_ids"][:1] == [self._hf.bos_token_id]
+        begins = self._markup.encode("a").ids[:1] == [self._hf.bos_token_id]
         text = "\n\n".join(m["content"] for m in messages)
-        return (self._hf.bos_token if begins else "") + text + "\n\nAnswer:"
+        return (self._hf.bos_token if begins else "") + text + base_ending
 
     def _tokenize(self, rendered: str, outside: list[str]) -> list[int]:
         parts = _MARK.split(rendered)  # literal, number, literal, number, ..., literal
-        numbers = [int(n) for n in parts[1::2]]
-        if numbers != sorted(numbers) or len(set(numbers)) != len(outside):
+        if [int(number) for number in parts[1::2]] != list(range(len(outside))):
             raise ModelError("the model's chat template drops, repeats or reorders messages; RAPID cannot use it")
-        if not any(self._special_pattern and self._special_pattern.search(text) for text in outside):
-            whole = "".join(p if i % 2 == 0 else outside[int(p)] for i, p in enumerate(parts))
-            return list(self._markup.encode(whole, add_special_tokens=False).ids)
-        # Outside text imitates special tokens: only those the template itself wrote become ids.
-        ids: list[int] = []
-        run = ""
-        for i, part in enumerate(parts):
-            if i % 2:
-                run += outside[int(part)]
-                continue
-            position = 0
-            for match in self._special_pattern.finditer(part) if self._special_pattern else ():
-                token_id, token = self._special[match.group()]
-                before = run + part[position : match.start()]
-                ids += self.encode_plain(before.rstrip() if token.lstrip else before)
-                ids.append(token_id)
-                run, position = "", match.end()
-                if token.rstrip:
-                    position += len(part) - position - len(part[position:].lstrip())
-            run += part[position:]
-        return ids + self.encode_plain(run)
+        # Special tokens are text here, but for the stand-ins of those that the template itself wrote.
+        text = "".join(
+            outside[int(part)] if i % 2 else self._special_pattern.sub(lambda m: self._stand_ins[m.group()], part)
+            for i, part in enumerate(parts)
+        )
+        return [self._meant.get(i, i) for i in self._plain.encode(text, add_special_tokens=False).ids]
+
+
+def _add_stand_ins(tokenizer: Tokenizer, special: dict[str, AddedToken]) -> dict[str, str]:
+    """Add a token that behaves like it for each special token; contents -> stand-ins.
+
+    They hold a secret, so that no text can imitate them.
+    """
+    from tokenizers import AddedToken
+
+    secret = secrets.token_hex(8)
+    stand_ins = {content: f"\ue002{secret}{number}\ue003" for number, content in enumerate(special)}
+    tokenizer.add_tokens(
+        [
+            AddedToken(
+                stand_ins[content],
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=False,  # a normalizer must not change the stand-in before it is found
+                special=False,
+            )
+            for content, token in special.items()
+        ]
+    )
+    return stand_ins
 
 
 def _private_copy(tokenizer: Any, *, special_as_text: bool) -> Tokenizer:

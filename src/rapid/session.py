@@ -5,23 +5,26 @@ The way of one question: retrieve -> write two prompts from one template -> draf
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rapid.answering import AnswerStream
-from rapid.backends.base import GenerateRequest
-from rapid.context import as_documents, in_documents, join, visible_pieces
-from rapid.decode.loop import DecodeSettings
+from rapid.backends.base import CacheState, GenerateRequest
+from rapid.context import join, visible_pieces
 from rapid.decode.stop import StopRule
-from rapid.errors import InvalidParameter, PromptTooLong
-from rapid.params import ETA_LARGER_DRAFTER, ETA_SELF, Retrieval, Sampling, Speculation
+from rapid.documents.text import without_surrogates
+from rapid.drafting.model import shared_prefix
+from rapid.errors import InvalidParameter, ModelError, PromptTooLong
+from rapid.params import Retrieval, Sampling, Speculation
+from rapid.passages import Passages
 from rapid.prompt import Prompter, Template
-from rapid.retrieval.index import Index
+from rapid.resolve import Resolved
 from rapid.retrieval.select import context_budget, join_chunks
-from rapid.sampling.verify import AcceptanceRule
 from rapid.sampling.warp import TokenWarp
 from rapid.textstream import TextStream
 from rapid.types import Answer, Document, ScoredChunk, Stats
@@ -53,12 +56,13 @@ class Session:
         self.documents = list(documents)
         self.retrieval = retrieval
         self.template = template
+        self.reserve_tokens = reserve_tokens
         self.warnings: list[str] = []
         self._prompter = engine.target_prompter
         self._reader = engine.backend.open()
         cut = self._cut_to_fit(reserve_tokens)
-        self._pieces = visible_pieces(self.documents, cut if retrieval.index == "target" else None)
-        self._index: Index | None = None
+        pieces = visible_pieces(self.documents, cut if retrieval.index == "target" else None)
+        self._passages = Passages(self.documents, pieces, self._prompter.count, engine.embedder)
         # Seconds spent before the first question, charged to it: it could not have been answered sooner.
         self._unreported = Stats(load_s=engine.take_load_seconds())
 
@@ -92,47 +96,66 @@ class Session:
         """Answer a question piece by piece, as tokens are accepted.
 
         history  earlier (question, answer) turns of this conversation.
-        query    what to retrieve by; the question itself unless given.
+        query    what to retrieve by; the question itself unless given. With a query the question may be empty.
         Raises `InvalidParameter` for an empty question and `PromptTooLong` where question and answer do not fit
         beside the document.
         """
         asked = time.perf_counter()
         speculation, sampling = speculation or Speculation(), sampling or Sampling()
-        if not question.strip():
+        if not question.strip() and not query:
             raise InvalidParameter("the question is empty; ask something about the document")
-        stats, self._unreported = self._unreported, Stats()
-        asked -= stats.load_s + stats.prefill_s
+        # No tokenizer takes a lone surrogate, which a badly encoded argument or request brings in.
+        question, query = without_surrogates(question), without_surrogates(query or question)
+        history = [(without_surrogates(q), without_surrogates(a)) for q, a in history]
+        backend = self.engine.backend
+        resolved = self.engine.resolve(speculation)
+        reader_of_passages = backend.target if speculation.method == "rag" else backend.drafter
+        budget = self._budget(question, history, sampling, reader_of_passages.window)
+        if resolved.optional_model and not self._reader.model_drafting_pays(self._context_tokens, budget):
+            resolved = replace(resolved, drafters=("lookup",))
 
         found: list[ScoredChunk] = []
-        warnings = list(self.warnings)
-        if speculation.method != "lc":
-            start = time.perf_counter()
-            found, notes = self._retrieve(query or question, question, history, sampling, progress)
-            stats.retrieval_s = time.perf_counter() - start
+        warnings = [*self.warnings, *resolved.warnings]
+        if speculation.method == "rag" or "model" in resolved.drafters:
+            indexing = stage(progress, "Indexing the document")
+            found, notes = self._passages.find(query, budget, self.retrieval, indexing)
             warnings += notes
-        target_prompt, draft_prompt = self._prompts(question, history, found, speculation)
+        retrieval_s = time.perf_counter() - asked
+        draft_prompt: list[int] = []
+        if speculation.method == "rag":
+            target_prompt = self._retrieved_prompt(self._prompter, question, history, found)
+        else:
+            target_prompt = self._target_prompt(question, history)
+        if "model" in resolved.drafters:
+            draft_prompt = self._retrieved_prompt(self.engine.draft_prompter, question, history, found)
+        elif "full" in resolved.drafters:
+            draft_prompt = self._whole_prompt(self.engine.draft_prompter, question, history)
         self._require_room(target_prompt, sampling)
+        if len(draft_prompt) > backend.drafter.window:
+            warnings.append(
+                f"the drafter's prompt ({len(draft_prompt)} tokens) exceeds its window of {backend.drafter.window} "
+                "tokens: nothing is drafted, the target answers alone"
+            )
 
-        eta = self._eta(speculation)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         text = TextStream(self._prompter.decode, sampling.stop)
         request = GenerateRequest(
             target_prompt=target_prompt,
             draft_prompt=draft_prompt,
             reads="retrieved" if speculation.method == "rag" else "document",
-            settings=DecodeSettings(
-                warp=TokenWarp(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
-                rule=AcceptanceRule(speculation.law if eta else "exact", eta, speculation.alpha),
-                num_draft_tokens=speculation.num_draft_tokens,
-            ),
-            stop=StopRule(
-                sampling.max_new_tokens,
-                self.engine.backend.target.eos_token_ids,
-                lambda ids: text.push(ids[-1]),
-            ),
+            drafters=resolved.drafters,
+            num_draft_tokens=resolved.num_draft_tokens,
+            warp=TokenWarp(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
+            rule=resolved.rule,
+            stop=StopRule(sampling.max_new_tokens, backend.target.eos_token_ids, lambda ids: text.push(ids[-1])),
             seed=seed,
+            streaming=(speculation.streaming_sinks, speculation.streaming_window),
         )
-        generation = self._reader.generate(request, stage(progress, "Reading the prompts"))
+        with self.engine.memory.using(self._reader, len(target_prompt) + sampling.max_new_tokens):
+            generation = self._reader.generate(request, stage(progress, "Reading the prompts"))
+        stats, self._unreported = self._unreported, Stats()
+        asked -= stats.load_s + stats.prefill_s
+        stats.retrieval_s = retrieval_s
         stats.prefill_s += generation.prefill_s
         stats.draft_prefill_s = generation.draft_prefill_s
         unfinished = Answer(
@@ -140,35 +163,74 @@ class Session:
             token_ids=[],
             finish_reason="length",
             method=speculation.method,
-            settings=self._settings(speculation, sampling, eta, seed),
+            settings=self._settings(speculation, sampling, resolved, seed),
             prompt_tokens=len(target_prompt),
-            draft_prompt_tokens=len(draft_prompt or ()),
+            draft_prompt_tokens=len(draft_prompt),
             stats=stats,
             retrieved=found,
             warnings=warnings,
         )
-        return AnswerStream(generation.rounds, request.stop, text, unfinished, asked)
+        return AnswerStream(generation, request.stop, text, unfinished, asked)
 
     # -- what the models read -------------------------------------------------------------------------------
 
-    def prefill(self, progress: StageProgress | None = None) -> None:
-        """Have the target read the documents now, instead of at the first question."""
+    def prefill(self, progress: StageProgress | None = None) -> float:
+        """Have the target read the documents now, instead of at the first question, whose figures still include
+        the seconds it took. They are returned, too."""
         ids = self._target_prompt("", ())
-        self._unreported.prefill_s += self._reader.prefill(ids, stage(progress, "Reading the document"))
+        with self.engine.memory.using(self._reader, len(ids)):
+            seconds = self._reader.prefill(ids, stage(progress, "Reading the document"))
+        self._unreported.prefill_s += seconds
+        return seconds
 
-    def _prompts(
-        self, question: str, history: Turns, found: list[ScoredChunk], speculation: Speculation
-    ) -> tuple[list[int], list[int] | None]:
-        """(what the verifying target reads, what the drafter reads, if there is one)."""
-        if speculation.method == "rag":
-            return self._retrieved_prompt(self._prompter, question, history, found), None
-        target_prompt = self._target_prompt(question, history)
-        if speculation.method == "lc" or speculation.num_draft_tokens == 0:
-            return target_prompt, None
-        return target_prompt, self._retrieved_prompt(self.engine.draft_prompter, question, history, found)
+    def save(self, path: str | os.PathLike[str], *, dtype: str | None = None) -> None:
+        """Write the documents and the target's reading of them to `path`, for `Engine.restore`.
+
+        dtype  None keeps the reading exactly, so that answers are the same to the last bit; `float16` halves the file.
+        The file is written whole or not at all; an older session of that name is replaced. Raises `SessionError`
+        where it cannot be written, `ModelError` where the target's cache cannot be saved.
+        """
+        from rapid import store
+        from rapid.sealed import check_destination
+
+        path = Path(path)
+        check_destination(path)
+        ids = self._target_prompt("", ())
+        with self.engine.memory.using(self._reader, len(ids)):
+            # An answer of which the document is part has read what all questions share: it is not disturbed.
+            shared = shared_prefix(ids, self._target_prompt("?", ()))
+            if shared_prefix(self._reader.token_ids, ids) < shared:
+                self._reader.prefill(ids)
+            state = self._reader.export(shared)
+            saved = store.SavedSession(
+                self._reader.fingerprint,
+                self._reader.dtype,
+                self.documents,
+                self.retrieval,
+                self.template,
+                self.reserve_tokens,
+                state,
+            )
+            store.save(path, saved, dtype)
+
+    def adopt(self, state: CacheState, started: float) -> None:
+        """Take over a saved reading of these documents; the first question's figures include the time since `started`
+        (of `time.perf_counter`). Raises `ModelError` where it is the reading of another text."""
+        ids = self._target_prompt("", ())
+        if not state.token_ids or state.token_ids != ids[: len(state.token_ids)]:
+            raise ModelError(
+                "the saved reading is not of these documents as this model's tokenizer and window have them; "
+                "read the documents again"
+            )
+        with self.engine.memory.using(self._reader, len(ids)):
+            self._reader.restore(state)
+        self._unreported.prefill_s += time.perf_counter() - started
 
     def _target_prompt(self, question: str, history: Turns) -> list[int]:
-        return self._prompter.encode(self.context, question, retrieved=False, history=history, template=self.template)
+        return self._whole_prompt(self._prompter, question, history)
+
+    def _whole_prompt(self, prompter: Prompter, question: str, history: Turns) -> list[int]:
+        return prompter.encode(self.context, question, retrieved=False, history=history, template=self.template)
 
     def _retrieved_prompt(
         self, prompter: Prompter, question: str, history: Turns, found: list[ScoredChunk]
@@ -215,47 +277,32 @@ class Session:
 
     # -- retrieval ------------------------------------------------------------------------------------------
 
-    def _retrieve(
-        self, query: str, question: str, history: Turns, sampling: Sampling, progress: StageProgress | None
-    ) -> tuple[list[ScoredChunk], list[str]]:
-        """The passages the drafter reads, in document order, and what to tell the user about them."""
-        if self._index is None:
-            self._index = Index.build(
-                as_documents(self.documents, self._pieces),
-                self._prompter.count,
-                self.retrieval,
-                embedder=self.engine.embedder(self.retrieval),
-                progress=stage(progress, "Indexing the document"),
-            )
+    def _budget(self, question: str, history: Turns, sampling: Sampling, window: int) -> int:
+        """Tokens that may be retrieved: the rule's or the setting's, within the `window` of who reads them."""
         budget = self.retrieval.context_budget
         if budget is None:
             budget = context_budget(self._context_tokens, self.engine.backend.target.window)
-        # What is left of the drafter's own window, which may be the shorter one.
-        drafter = self.engine.backend.drafter
         empty = len(self._retrieved_prompt(self.engine.draft_prompter, question, history, []))
-        budget = max(1, min(budget, drafter.window - empty - sampling.max_new_tokens))
-        result = self._index.search(query, budget)
-        return [in_documents(f, self._pieces) for f in result.chunks], list(result.warnings)
+        return max(1, min(budget, window - empty - sampling.max_new_tokens))
+
+    @property
+    def sources(self) -> list[Document]:
+        """What `document` of a retrieved passage counts: the documents, then those of source `unrelated`."""
+        return self._passages.sources
 
     # -- settings -------------------------------------------------------------------------------------------
 
-    def _eta(self, speculation: Speculation) -> float:
-        """The transfer strength in force: 0 where the method or law has none, else as asked or the default."""
-        if speculation.method != "rapid" or speculation.law == "exact":
-            return 0.0
-        if speculation.eta is not None:
-            return float(speculation.eta)
-        backend = self.engine.backend
-        return ETA_LARGER_DRAFTER if backend.drafter.num_parameters > backend.target.num_parameters else ETA_SELF
-
-    def _settings(self, speculation: Speculation, sampling: Sampling, eta: float, seed: int) -> dict[str, object]:
+    def _settings(
+        self, speculation: Speculation, sampling: Sampling, resolved: Resolved, seed: int
+    ) -> dict[str, object]:
         backend = self.engine.backend
         return {
             "target": backend.target.name,
-            "drafter": "self" if backend.self_speculation else backend.drafter.name,
+            "drafter": "self" if backend.self_speculation or speculation.method == "magicdec" else backend.drafter.name,
             **asdict(speculation),
-            "eta": eta,
-            "lossless": speculation.lossless or eta == 0,
+            "eta": resolved.rule.eta,
+            "num_draft_tokens": resolved.num_draft_tokens,
+            "lossless": not resolved.rule.transfers,
             **asdict(sampling),
             "seed": seed,
             "retrieval": asdict(self.retrieval),

@@ -84,7 +84,8 @@ class Round:
 
 @dataclass
 class Stats:
-    """Counts and seconds of one answer. `other_s` is decoding time outside model forward passes."""
+    """Counts and seconds of one answer. `other_s` is decoding time outside model forward passes; `governor` holds
+    the trace and the estimates behind the draft lengths, where they were chosen automatically."""
 
     rounds: int = 0
     drafted: int = 0
@@ -98,6 +99,7 @@ class Stats:
     verify_s: float = 0.0
     ttft_s: float = 0.0
     completion_tokens: int = 0
+    governor: dict[str, Any] = field(default_factory=dict)
 
     def add(self, round_: Round, seconds: float) -> None:
         """Count a round that took `seconds` in all."""

@@ -6,25 +6,35 @@ read, so that the next question about the document starts where the document end
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from rapid.decode.loop import DecodeSettings
 from rapid.decode.stop import StopRule
 from rapid.models.base import ProgressFn
+from rapid.params import STREAMING_SINKS, STREAMING_WINDOW
+from rapid.sampling.verify import AcceptanceRule
+from rapid.sampling.warp import Warp
 from rapid.types import Round
+
+if TYPE_CHECKING:
+    import torch
+
+DrafterName = Literal["model", "lookup", "full", "streaming"]
 
 
 @dataclass(frozen=True)
 class BackendSettings:
-    """What to load. `drafter` "self" shares the target's weights; `device` and `dtype` hold for both."""
+    """What to load. `drafter` "self" shares the target's weights; "self:8bit" and "self:4bit" copy them
+    quantised. `device` and `dtype` hold for both, but for what `drafter_device` and `drafter_dtype` overrule."""
 
     target: str = "embedded"
     drafter: str = "self"
     device: str = "cpu"
     dtype: str = "float32"
     threads: int | None = None
+    drafter_device: str | None = None
+    drafter_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,37 +51,95 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One answer. `reads` says which prompt the verifying target reads: the document's or the retrieved one.
+    """One answer.
 
-    `draft_prompt` None decodes without a drafter.
+    reads             which prompt the verifying target reads: the document's or the retrieved one.
+    drafters          `model` and `full` (read `draft_prompt`, retrieved or whole), `streaming` (the target's own
+                      weights over its cache's ends) and `lookup` (follows the document's own text), in any
+                      combination; none decodes plainly.
+    streaming         tokens `streaming` sees: the first ones, the latest ones.
+    num_draft_tokens  gamma; "auto" leaves drafter and gamma to the governor, round by round.
     """
 
     target_prompt: list[int]
-    draft_prompt: list[int] | None
+    draft_prompt: list[int]
     reads: Literal["document", "retrieved"]
-    settings: DecodeSettings
+    drafters: tuple[DrafterName, ...]
+    num_draft_tokens: int | Literal["auto"]
+    warp: Warp
+    rule: AcceptanceRule
     stop: StopRule
     seed: int
+    streaming: tuple[int, int] = (STREAMING_SINKS, STREAMING_WINDOW)
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A started answer: seconds its two prompts took to read, and the rounds to come."""
+    """A started answer: seconds its two prompts took to read, the rounds to come, and (at any time) what the
+    choice of drafter and draft length rests on."""
 
     prefill_s: float
     draft_prefill_s: float
     rounds: Iterator[Round]
+    explain: Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CacheState:
+    """What a target has read: the tokens and, by name, the tensors of its cache over them."""
+
+    token_ids: list[int]
+    tensors: Mapping[str, torch.Tensor]
 
 
 class Reader(Protocol):
-    """The state of one open document."""
+    """The state of one open document.
+
+    fingerprint, dtype  equal for readers that can use each other's `CacheState`.
+    token_ids           what the target has read of the document.
+    num_bytes           memory of all its caches.
+    busy                an answer is under way: the caches must stay where they are.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def busy(self) -> bool: ...
 
     def prefill(self, token_ids: list[int], progress: ProgressFn | None = None) -> float:
         """Read the beginning that all of the document's prompts share; returns seconds."""
         ...
 
+    def model_drafting_pays(self, target_tokens: int, draft_tokens: int) -> bool:
+        """Whether a good model drafter, reading `draft_tokens`, could make a governed answer clearly faster:
+        only then is it worth retrieving for it and reading its prompt."""
+        ...
+
     def generate(self, request: GenerateRequest, progress: ProgressFn | None = None) -> Generation:
         """Read what of the prompts is not read yet, then decode lazily."""
+        ...
+
+    def export(self, length: int) -> CacheState:
+        """The first `length` tokens of the document's cache, as views: good until the next call. Raises
+        `ModelError` where the target's cache cannot be saved."""
+        ...
+
+    def restore(self, state: CacheState) -> None:
+        """Hold what `export` gave. Raises `ModelError` for what does not fit the target, and holds nothing then."""
+        ...
+
+    def forget(self) -> None:
+        """Free all caches; what is needed of them is read again."""
+        ...
+
+    def bytes_for(self, num_tokens: int) -> int:
+        """Memory the document's cache will take at `num_tokens`, about."""
         ...
 
 
@@ -84,6 +152,11 @@ class Backend(Protocol):
     @property
     def self_speculation(self) -> bool:
         """Whether target and drafter share their weights."""
+        ...
+
+    @property
+    def vocabulary_difference(self) -> str | None:
+        """The first token in which the drafter's vocabulary differs from the target's, in words; None: the same."""
         ...
 
     def open(self) -> Reader:

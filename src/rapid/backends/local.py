@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import time
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from rapid.backends.base import BackendSettings, GenerateRequest, Generation, ModelInfo
-from rapid.decode.loop import decode
-from rapid.drafting.model import ModelDrafter, shared_prefix
-from rapid.errors import VocabularyMismatch
-from rapid.models.base import LanguageModel, ProgressFn, TokenSequence
+from rapid.backends.base import BackendSettings, ModelInfo
+from rapid.backends.memory import require_memory
+from rapid.backends.reader import Governors, LocalReader
+from rapid.errors import InvalidParameter
 from rapid.models.hf import HFModel
-from rapid.models.weights import eos_token_ids, load_weights, resolve
+from rapid.models.quantized import quantize
+from rapid.models.weights import LoadProgress, Source, eos_token_ids, load_weights, resolve
+from rapid.params import drafter_bits
 from rapid.types import StageProgress
+from rapid.vocabulary import Vocabulary, first_difference
+
+# float32 with the linear layers' weights packed to float16: faster on a CPU, see docs/adr/0002-packed-linears.md.
+PACKED = "float32-packed"
 
 
 class LocalBackend:
@@ -25,92 +30,71 @@ class LocalBackend:
         self.drafter_model = drafter
         self.target = target_info
         self.drafter = drafter_info
+        self._governors: Governors = {}
 
     @classmethod
     def load(cls, settings: BackendSettings, progress: StageProgress | None = None) -> LocalBackend:
         """Load what `settings` names. Raises `ModelError` for what cannot be found or used."""
-        sources = [resolve(settings.target)]
-        if settings.drafter != "self":
-            sources.append(resolve(settings.drafter))
+        bits = drafter_bits(settings.drafter)
+        shares = settings.drafter == "self" or bits is not None
+        sources = [resolve(name) for name in ((settings.target,) if shares else (settings.target, settings.drafter))]
+        device, dtype = settings.drafter_device or settings.device, settings.drafter_dtype or settings.dtype
+        if shares and (device, dtype) != (settings.device, settings.dtype):
+            raise InvalidParameter(
+                f"drafter {settings.drafter} is where and what the target is, got device {device} and dtype {dtype}; "
+                "leave them out, or name a model as the drafter"
+            )
+        if (device, dtype) == (settings.device, settings.dtype):
+            require_memory(sources, dtype, device)
+        else:
+            require_memory(sources[:1], settings.dtype, settings.device)
+            require_memory(sources[1:], dtype, device)
         if settings.threads:
             torch.set_num_threads(settings.threads)
         report = (lambda what, done: progress(what.capitalize(), round(100 * done), 100)) if progress else None
-        loaded = []
-        for name, source in zip((settings.target, settings.drafter), sources, strict=False):
-            model, tokenizer = load_weights(source, dtype=settings.dtype, device=settings.device, progress=report)
-            loaded.append(wrap(name, model, tokenizer))
-        (target, target_info), (drafter, drafter_info) = loaded[0], loaded[-1]
-        if drafter is not target:
-            require_same_vocabulary(target_info, drafter_info)
+        model, tokenizer = _weights(sources[0], settings.dtype, settings.device, report)
+        # Before packing, which leaves no weights to quantise.
+        smaller = quantize(model, bits) if bits else None
+        target, target_info = wrap(settings.target, model, tokenizer, packed=settings.dtype == PACKED)
+        if not shares:
+            model, tokenizer = _weights(sources[1], dtype, device, report)
+            drafter, drafter_info = wrap(settings.drafter, model, tokenizer, packed=dtype == PACKED)
+        elif smaller is not None:
+            drafter, drafter_info = wrap(settings.drafter, smaller, tokenizer)
+        else:
+            drafter, drafter_info = target, target_info
         return cls(target, drafter, target_info, drafter_info)
 
     @property
     def self_speculation(self) -> bool:
         return self.target_model is self.drafter_model
 
+    @cached_property
+    def vocabulary_difference(self) -> str | None:
+        return first_difference(self.target.tokenizer, self.drafter.tokenizer)
+
+    @cached_property
+    def _vocabularies(self) -> tuple[Vocabulary, Vocabulary] | None:
+        if self.vocabulary_difference is None:
+            return None
+        ours, theirs = (Vocabulary(info.tokenizer, info.vocab_size) for info in (self.target, self.drafter))
+        return ours, theirs
+
     def open(self) -> LocalReader:
-        return LocalReader(self.target_model, self.drafter_model)
+        return LocalReader(self.target_model, self.drafter_model, self._vocabularies, self._governors)
 
 
-class LocalReader:
-    """One document's caches: the target's over the document, one more per model for retrieved prompts."""
-
-    def __init__(self, target: LanguageModel, drafter: LanguageModel) -> None:
-        self._drafter_model = drafter
-        self._document = target.new_sequence()
-        self._drafting = drafter.new_sequence()
-        # The target reads a retrieved prompt only for method rag; with self-speculation the drafter just did.
-        self._retrieved = self._drafting if drafter is target else target.new_sequence()
-
-    def prefill(self, token_ids: list[int], progress: ProgressFn | None = None) -> float:
-        return _read(self._document, token_ids, progress)
-
-    def generate(self, request: GenerateRequest, progress: ProgressFn | None = None) -> Generation:
-        target = self._document if request.reads == "document" else self._retrieved
-        prompt = request.target_prompt
-        prefill_s = _read(target, prompt[:-1], progress)
-        drafter, draft_prefill_s = None, 0.0
-        if request.draft_prompt is not None and request.settings.num_draft_tokens > 0:
-            drafter = ModelDrafter(self._drafting, request.draft_prompt, self._drafter_model.eos_token_ids)
-            start = time.perf_counter()
-            drafter.start(progress)
-            draft_prefill_s = time.perf_counter() - start
-        generator = torch.Generator().manual_seed(request.seed)
-        rounds = decode(target, prompt, drafter, request.settings, request.stop, generator)
-        return Generation(prefill_s, draft_prefill_s, rounds)
+def _weights(source: Source, dtype: str, device: str, report: LoadProgress | None) -> tuple[Any, Any]:
+    """A model and its tokenizer; weights to be packed are loaded in float32."""
+    return load_weights(source, dtype="float32" if dtype == PACKED else dtype, device=device, progress=report)
 
 
-def _read(sequence: TokenSequence, token_ids: list[int], progress: ProgressFn | None) -> float:
-    """Make `sequence` hold exactly `token_ids`, reusing the beginning it already holds; seconds it took."""
-    start = time.perf_counter()
-    keep = shared_prefix(sequence.token_ids, token_ids)
-    sequence.rewind(keep)
-    if keep < len(token_ids):
-        sequence.prefill(token_ids[keep:], progress)
-    return time.perf_counter() - start
-
-
-def wrap(name: str, model: Any, tokenizer: Any) -> tuple[HFModel, ModelInfo]:
-    """A loaded transformers model and tokenizer behind our contracts."""
+def wrap(name: str, model: Any, tokenizer: Any, *, packed: bool = False) -> tuple[HFModel, ModelInfo]:
+    """A loaded transformers model and tokenizer behind our contracts; `packed` packs its linear layers."""
     ends = eos_token_ids(model, tokenizer)
     wrapped = HFModel(model, name=name, vocab_size=len(tokenizer), eos_token_ids=ends)
     wrapped.use_grouped_attention()
+    if packed:
+        wrapped.use_packed_linears()
     info = ModelInfo(name, wrapped.window, wrapped.vocab_size, ends, wrapped.num_parameters, tokenizer)
     return wrapped, info
-
-
-def require_same_vocabulary(target: ModelInfo, drafter: ModelInfo) -> None:
-    """Raise `VocabularyMismatch` unless both tokenizers give every id the same token.
-
-    Contents are compared, not sizes: heads padded to different widths over one tokenizer are fine.
-    """
-    ours = {i: token for token, i in target.tokenizer.get_vocab().items()}
-    theirs = {i: token for token, i in drafter.tokenizer.get_vocab().items()}
-    for token_id in sorted(ours.keys() | theirs.keys()):
-        mine, other = ours.get(token_id), theirs.get(token_id)
-        if mine != other:
-            raise VocabularyMismatch(
-                f"drafter {drafter.name} does not share the vocabulary of target {target.name}: token "
-                f"{token_id} is {mine!r} for the target and {other!r} for the drafter; choose a drafter of the "
-                "same family, or `self`"
-            )

@@ -29,6 +29,7 @@ One object on stdout. Times are seconds; `retrieved` holds character offsets int
            "prefill_s", "draft_prefill_s", "decode_s", "draft_s", "verify_s", "other_s", "decode_tokens_per_s",
            "ttft_s"},
  "retrieved": [{"document", "start", "end", "score"}],
+ "governor": {"num_draft_tokens": [...], "drafters": [...], "acceptance", ...},   where draft lengths are automatic
  "warnings": [...]}
 ```
 """
@@ -59,7 +60,7 @@ def _meaning(help_text: str) -> str:
 
 
 def _default(option: Any) -> str:
-    told = option.help.partition("  [default:")[2].rstrip("]").strip()
+    told = str(option.help).partition("  [default:")[2].rstrip("]").strip()
     if told or option.is_flag or option.default is None:
         return told
     return f"`{option.default}`"

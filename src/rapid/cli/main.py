@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -10,21 +11,28 @@ import typer
 
 from rapid import __version__
 from rapid.cli.ask import ask
+from rapid.cli.bench import app as bench
+from rapid.cli.chat import chat
+from rapid.cli.evals import app as evals
 from rapid.cli.models import models
+from rapid.cli.plan import plan
 from rapid.errors import RapidError
 
 app = typer.Typer(
     name="rapid",
     help="Ask long documents questions with open-weight language models (RAPID: retrieval-augmented speculative "
     "decoding).",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(ask)
+app.command()(chat)
 app.command()(models)
+app.command()(plan)
+app.add_typer(evals)
+app.add_typer(bench)
 
 
 def _show_version(wanted: bool) -> None:
@@ -44,21 +52,29 @@ def _global_options(
 
 def main() -> None:
     """Run the command line; the process exits with its status."""
+    # Before PyTorch is loaded: threads that spin while they wait are several times slower on a shared machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no error
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and return its exit status: 0, 2 for bad usage or input, 130 when interrupted."""
+    """Run one command line and return its exit status: 0, 2 for bad usage or input, 130 when interrupted, else 1."""
     try:
-        return app(arguments, prog_name="rapid", standalone_mode=False) or 0
+        status = app(arguments or ["--help"], prog_name="rapid", standalone_mode=False) or 0
+        sys.stdout.flush()
+        # typer turns an interrupt into this status, and says nothing.
+        return _fail("interrupted", 130) if status == 130 else status
     except RapidError as error:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing more to say, and nobody to say it to.
+    except OSError as error:
+        # What could not be written now must not be tried once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        # The reader of our output went away (`| head`): nothing more to say, and nobody to say it to.
+        return 1 if isinstance(error, BrokenPipeError) else _fail(f"cannot read or write: {error}", 1)
     except Exception as error:
         message = getattr(error, "format_message", None)
         if message is None or getattr(error, "exit_code", None) is None:

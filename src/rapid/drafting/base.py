@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from rapid.models.base import ProgressFn
@@ -32,3 +32,10 @@ class Drafter(Protocol):
     def commit(self, token_ids: Sequence[int]) -> None:
         """The tokens this round emitted: forget what was drafted beyond them."""
         ...
+
+
+def buckets(drafters: Mapping[str, Drafter]) -> dict[str, int]:
+    """The drafters that may have something to propose now, each with a class of how far its proposal can be
+    trusted: a lookup's `bucket` (0: no match), 0 for a model."""
+    found = {name: getattr(drafter, "bucket", None) for name, drafter in drafters.items()}
+    return {name: bucket or 0 for name, bucket in found.items() if bucket != 0}

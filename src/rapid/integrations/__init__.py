@@ -7,6 +7,6 @@ from types import ModuleType
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name == "transformers":
-        return import_module("rapid.integrations.transformers")
+    if name in ("lm_eval", "transformers"):
+        return import_module(f"rapid.integrations.{name}")
     raise AttributeError(f"module 'rapid.integrations' has no attribute {name!r}")

@@ -2,9 +2,12 @@
 
     model.generate(**inputs, custom_generate=rapid.integrations.transformers.decoding(draft_model, draft_ids, eta=10))
 
-`generate` prepares everything as always: its logits processors (and so its temperature, top_k, ...), its stopping
-criteria and its streamer are honoured, token by token, inside a block of several accepted tokens too. The models
-and their configurations are left as they are.
+`generate` prepares everything as always: its logits processors (and so its temperature, top_k, ...) and its stopping
+criteria are honoured, token by token, inside a block of several accepted tokens too. The models and their
+configurations are left as they are.
+
+Two of its arguments `generate` keeps from every custom method: a `streamer` is given to `decoding` instead, and stop
+strings as a stopping criterion, `StopStringCriteria(tokenizer, ["..."])`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from rapid.decode.control import FixedDraft
 from rapid.decode.loop import DecodeSettings, decode
 from rapid.decode.stop import StopRule
 from rapid.drafting.model import ModelDrafter
@@ -30,15 +34,18 @@ if TYPE_CHECKING:
 
 class ProcessorWarp:
     """transformers' logits processors as a `Warp`. They see the target's prompt for the drafter's logits too, so
-    that a rule on lengths or repetitions means the same for both."""
+    that a rule on lengths or repetitions means the same for both. Logits of a narrower head are padded to `width`."""
 
-    def __init__(self, processors: LogitsProcessorList, prompt: torch.LongTensor, *, greedy: bool) -> None:
+    def __init__(self, processors: LogitsProcessorList, prompt: torch.LongTensor, width: int, *, greedy: bool) -> None:
         self._processors = processors
         self._prompt = prompt
+        self._width = width
         self.greedy = greedy
 
     def scores(self, logits: torch.Tensor, emitted: Sequence[int]) -> torch.Tensor:
         check_logits(logits)
+        if logits.shape[-1] < self._width:
+            logits = torch.nn.functional.pad(logits, (0, self._width - logits.shape[-1]), value=-torch.inf)
         if not self._processors:
             return logits
         text = torch.cat([self._prompt, torch.tensor([list(emitted)], dtype=torch.long, device=self._prompt.device)], 1)
@@ -58,12 +65,14 @@ def decoding(
     law: Law = "paper",
     alpha: float = 0.1,
     num_draft_tokens: int = 10,
+    streamer: Any = None,
 ) -> Callable[..., Any]:
     """What to give `generate` as `custom_generate`.
 
     draft_model      a causal LM with the target's vocabulary; the target itself for self-speculation.
     draft_input_ids  [1, n]: the drafter's prompt, which holds the retrieved passages.
     eta, law, alpha, num_draft_tokens   as in `rapid.Speculation`; eta 0 or law `exact` is lossless.
+    streamer         a transformers streamer, which is given the prompt and then every token.
     Raises `InvalidParameter` for a batch, beams or padding: one sequence at a time.
     """
     Speculation(eta=eta, law=law, alpha=alpha, num_draft_tokens=num_draft_tokens)  # validates
@@ -75,16 +84,15 @@ def decoding(
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: Any,
-        synced_gpus: bool = False,
-        streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        prompt = _one_sequence(input_ids, "input_ids")
         _refuse_what_cannot_be_served(generation_config, model_kwargs)
+        prompt = _one_sequence(input_ids, "input_ids")
         ends = _end_ids(generation_config)
-        target = _wrap(model, ends).new_sequence()
+        target_model = _wrap(model, ends)
+        target = target_model.new_sequence()
         drafter_model = _wrap(draft_model, ends)
-        drafter_model.vocab_size = min(drafter_model.vocab_size, target.model.vocab_size)
+        drafter_model.vocab_size = min(drafter_model.vocab_size, target_model.vocab_size)
         drafter = ModelDrafter(drafter_model.new_sequence(), draft_prompt, ends)
 
         def should_stop(emitted: Sequence[int]) -> bool:
@@ -92,9 +100,11 @@ def decoding(
             return bool(stopping_criteria(text, None).all())
 
         settings = DecodeSettings(
-            warp=ProcessorWarp(logits_processor, input_ids, greedy=not generation_config.do_sample),
+            warp=ProcessorWarp(
+                logits_processor, input_ids, target_model.vocab_size, greedy=not generation_config.do_sample
+            ),
             rule=AcceptanceRule(law if eta else "exact", eta, alpha),
-            num_draft_tokens=num_draft_tokens,
+            controller=FixedDraft("model", num_draft_tokens),
         )
         stop = StopRule(generation_config.max_length - len(prompt), ends, should_stop)
         # A seed from the process-wide generator, so that `torch.manual_seed` governs the result as usual.
@@ -105,7 +115,7 @@ def decoding(
             streamer.put(input_ids.cpu())
         target.prefill(prompt[:-1])
         drafter.start()
-        for round_ in decode(target, prompt, drafter, settings, stop, generator):
+        for round_ in decode(target, prompt, {"model": drafter}, settings, stop, generator):
             if streamer is not None:
                 for token in round_.token_ids:
                     streamer.put(torch.tensor([token]))

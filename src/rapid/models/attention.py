@@ -24,27 +24,25 @@ ATTENTION_NAME = "rapid"
 # kernel, whose memory does not grow with block x cache.
 _MAX_GROUPED_BLOCK = 32
 
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window")
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
 def grouped_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
     """Causal attention of the last n positions over the whole cache.
 
     query [1, heads, n, d]; key, value [1, kv_heads, length, d], the block's own n tokens last.
-    Returns [1, n, heads, d] in the query's dtype.
+    Returns [1, n, heads, d] in the query's dtype. The query heads of one key/value head become rows of one query, so
+    that the fused kernel streams each key and value once, in the dtype they are stored in.
     """
     _, heads, n, head_dim = query.shape
     kv_heads, length = key.shape[1], key.shape[2]
-    group = heads // kv_heads
-    q = query.reshape(kv_heads, group * n, head_dim) * scaling
-    k, v = key[0].to(query.dtype), value[0].to(query.dtype)
-    scores = q @ k.transpose(1, 2)
+    rows = query.reshape(1, kv_heads, heads // kv_heads * n, head_dim).to(key.dtype)
+    mask = None
     if n > 1:
-        future = torch.ones(n, n, dtype=torch.bool, device=query.device).triu_(1)
-        own = scores.view(kv_heads, group, n, length)[..., length - n :]
-        own.masked_fill_(future, -torch.inf)
-    out = scores.softmax(-1) @ v
-    return out.view(1, heads, n, head_dim).transpose(1, 2)
+        mask = torch.ones(n, length, dtype=torch.bool, device=query.device).tril_(length - n)
+        mask = mask.repeat(heads // kv_heads, 1)
+    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scaling)
+    return out.to(query.dtype).view(1, heads, n, value.shape[-1]).transpose(1, 2)
 
 
 def tiled_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
@@ -52,8 +50,8 @@ def tiled_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     n, length = query.shape[2], key.shape[2]
     group = query.shape[1] // key.shape[1]
     k, v = key.to(query.dtype), value.to(query.dtype)
-    if not query.is_cuda and group > 1:
-        # The CPU kernel reads a head once per query head either way; expanding is cheap beside the products.
+    if query.is_cuda and n != length and group > 1:
+        # CUDA's fused kernels take a mask or grouped heads, not both; the plain one would hold all scores at once.
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         group = 1
     mask = None
@@ -79,6 +77,9 @@ def _attention_forward(
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise ValueError(f"the `rapid` attention does not support `{name}`")
+    # A sliding window as wide as the text hides nothing.
+    if (sliding := kwargs.get("sliding_window")) is not None and key.shape[2] > sliding:
+        raise ValueError(f"the `rapid` attention does not support a `sliding_window` of {sliding} tokens")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     attend = grouped_attention if query.shape[2] <= _MAX_GROUPED_BLOCK else tiled_attention
     return attend(query, key, value, scaling), None

@@ -60,3 +60,7 @@ class LanguageModel(Protocol):
     def new_sequence(self) -> TokenSequence:
         """An empty sequence over these weights."""
         ...
+
+    def step_bytes(self, length: int) -> int:
+        """Bytes that one decode step after `length` tokens has to read: weights and cache."""
+        ...

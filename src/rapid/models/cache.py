@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-# Spare room at the first allocation and the factor of each later one.
-_HEADROOM = 256
+# Spare room of each allocation (a question and an answer of usual length go in without another one), and the factor
+# by which a cache grows that nobody reserved.
+HEADROOM = 512
 _GROWTH = 1.5
 
 
@@ -35,10 +36,11 @@ class GrowingLayer(CacheLayerMixin):
         self._reserved = 0
 
     def reserve(self, length: int) -> None:
-        """Make room for `length` tokens now, so that reading a long text allocates once."""
-        self._reserved = max(self._reserved, length)
-        if self.is_initialized and length > self.capacity:
-            self._allocate(length)
+        """Make room for `length` tokens and what usually follows, so that reading a long text allocates once."""
+        if length > self.capacity:
+            self._reserved = max(self._reserved, length + HEADROOM)
+            if self.is_initialized:
+                self._allocate(self._reserved)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         dtype = self.storage_dtype or key_states.dtype
@@ -55,7 +57,7 @@ class GrowingLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         end = self.length + key_states.shape[-2]
         if end > self.capacity:
-            self._allocate(max(end + _HEADROOM, int(self.capacity * _GROWTH), self._reserved))
+            self._allocate(max(end + HEADROOM, int(self.capacity * _GROWTH), self._reserved))
         assert self.keys is not None
         assert self.values is not None
         self.keys[..., self.length : end, :] = key_states
@@ -100,9 +102,18 @@ class GrowingCache(Cache):
         super().__init__(layers=list(self.growing))
 
     def reserve(self, length: int) -> None:
-        """Room for `length` tokens in every layer."""
+        """Room for `length` tokens in every layer. One layer is copied after the other: while a cache grows it takes
+        at most its new size and one old layer."""
         for layer in self.growing:
             layer.reserve(length)
+
+    def read(self, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Views of every layer's first `length` keys and values."""
+        return [
+            (layer.keys[..., :length, :], layer.values[..., :length, :])
+            for layer in self.growing
+            if layer.keys is not None and layer.values is not None
+        ]
 
     def rewind(self, length: int) -> None:
         """Keep the first `length` tokens: O(1) in the cache's size."""

@@ -87,6 +87,10 @@ class Markov:
         """An empty sequence."""
         return ToySequence(self)
 
+    def step_bytes(self, length: int) -> int:
+        """The same at any length."""
+        return 1
+
     def logits(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
         """Logits [n, V]: the logarithm of the table's rows."""
         return self.table[torch.tensor(token_ids[start:])]
@@ -130,6 +134,10 @@ class Script:
     def new_sequence(self) -> ToySequence:
         """An empty sequence."""
         return ToySequence(self)
+
+    def step_bytes(self, length: int) -> int:
+        """The same at any length."""
+        return 1
 
     def logits(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
         """Logits [n, V]: 0 for the one next token, -inf for all others."""

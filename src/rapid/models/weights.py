@@ -47,7 +47,7 @@ def load_weights(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """The model in eval mode, without gradients, on `device`, and its fast tokenizer. Raises `ModelError`."""
     if dtype not in DTYPES:
-        raise InvalidParameter(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        raise InvalidParameter(f"dtype must be one of {', '.join(DTYPES)} or float32-packed, got {dtype!r}")
     _require_device(device)
     location = str(converted(source, progress)) if source.kind == "gguf" else source.location
     if progress:

@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,13 @@ class ArrayCache:
         self.directory = directory
         self.warnings: list[str] = []
 
-    def load(self, key: str) -> Arrays | None:
-        """The arrays saved under `key`; None when there are none, or they are damaged."""
+    def load(self, key: str, names: Sequence[str]) -> Arrays | None:
+        """The arrays called `names` that were saved under `key`; None when there are none, or they are damaged."""
         path = self._path(key)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
+            # from memory: numpy leaves a damaged file open
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+                return {name: file[name] for name in names}
         except FileNotFoundError:
             return None
         except Exception as error:  # damage shows as any of a dozen errors of zipfile, zlib and numpy
@@ -64,10 +65,12 @@ class ArrayCache:
             os.replace(temporary, path)
         except OSError as error:
             reason = error.strerror or _line(error)
-            self.warnings.append(
-                f"embeddings were not cached in {self.directory}: {reason}; "
+            warning = (
+                f"the index was not cached in {self.directory}: {reason}; "
                 "free some space, or set RAPID_CACHE_DIR to another directory"
             )
+            if warning not in self.warnings:
+                self.warnings.append(warning)
             if temporary is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)

@@ -148,7 +148,7 @@ def _chunks(
     ]
     version = importlib.metadata.version("semchunk")
     key = digest(["chunks", _SCHEME, version, str(max_tokens), str(probes), *(d.text for d in documents)])
-    saved = cache.load(key)
+    saved = cache.load(key, ["spans", "token_counts"])
     if saved is None:
         chunks = [c for i, d in enumerate(documents) for c in chunk_document(d, i, count_tokens, max_tokens)]
         token_counts = [count_tokens(c.text) for c in chunks]
@@ -164,7 +164,7 @@ def _chunks(
 def _embed(chunks: list[Chunk], embedder: Embedder, cache: ArrayCache, progress: ProgressFn | None) -> _Dense:
     """Vectors of the windows of all chunks."""
     key = digest(["vectors", _SCHEME, embedder.name, *(c.text for c in chunks)])
-    saved = cache.load(key)
+    saved = cache.load(key, ["vectors", "counts"])
     if saved is None:
         windows = [embedder.windows(c.text) for c in chunks]
         counts = [len(w) for w in windows]

@@ -109,6 +109,6 @@ def draw(weights: torch.Tensor, generator: torch.Generator) -> int:
 def _dense_probs(proposal: Proposal, like: torch.Tensor) -> torch.Tensor:
     """q [n, V] of a proposal, one-hot where its tokens were certain."""
     if proposal.probs is not None:
-        return proposal.probs
+        return proposal.probs.to(like.device)  # a drafter may live on another device
     drafted = torch.tensor(proposal.token_ids, device=like.device)[:, None]
     return torch.zeros_like(like).scatter_(-1, drafted, 1.0)

@@ -1,0 +1,70 @@
+"""What every benchmark needs first: the allocator set, then the models loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rapid.bench.process import raise_malloc_thresholds
+from rapid.params import drafter_bits
+from rapid.planning import PACKED_SUFFIX
+
+if TYPE_CHECKING:
+    from rapid.backends.local import LocalBackend
+    from rapid.engine import Engine
+
+
+@dataclass(frozen=True)
+class Models:
+    """What `Engine.load` is given."""
+
+    target: str = "embedded"
+    drafter: str = "self"
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int | None = None
+
+    @property
+    def drafter_source(self) -> str:
+        """What the drafter's weights are loaded from: the target's, for `self` and its quantised copies."""
+        return self.target if self.drafter == "self" or drafter_bits(self.drafter) else self.drafter
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype of all that is not packed."""
+        return self.dtype.removesuffix(PACKED_SUFFIX)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine on the local backend, whose models the benchmarks may look into."""
+
+    engine: Engine
+    backend: LocalBackend
+    settings: Models
+    malloc: dict[str, int | None]
+
+    @property
+    def models(self) -> list[Any]:
+        """The transformers models of target and drafter."""
+        return [self.backend.target_model.model, self.backend.drafter_model.model]
+
+    def conditions(self, **further: Any) -> dict[str, Any]:
+        """The report's conditions, with what this benchmark adds."""
+        from rapid.bench.conditions import conditions
+
+        return conditions(self.backend, malloc=self.malloc, dtype=self.settings.dtype, **further)
+
+
+def load_engine(models: Models, say: Callable[[str], None]) -> Loaded:
+    """Load the models. Raises `ModelError`."""
+    from rapid.backends.local import LocalBackend
+    from rapid.engine import Engine
+
+    malloc = raise_malloc_thresholds()
+    say(f"loading {models.target}")
+    engine = Engine.load(**asdict(models))
+    backend = engine.backend
+    assert isinstance(backend, LocalBackend)
+    return Loaded(engine, backend, models, malloc)

@@ -1,0 +1,148 @@
+"""Options that the commands of `rapid eval` share, and what they mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from rapid.errors import InvalidParameter
+from rapid.params import Ranking, Retrieval
+
+if TYPE_CHECKING:
+    from rapid.evals.configuration import Configuration
+    from rapid.evals.experiment import Experiment
+
+Output = Annotated[str, typer.Option(help="Directory of the run; an unfinished one is resumed.", show_default=False)]
+Tasks = Annotated[
+    list[str],
+    typer.Option(
+        "--task",
+        help="sample, dialogue, longbench_v2[_cot|_no_context], infinitebench_en_qa|en_mc|en_sum, ruler_NAME, each "
+        "also as NAME:FILE with a local file in the hub's format; or FILE.jsonl. May be repeated.",
+        show_default=False,
+    ),
+]
+Etas = Annotated[str, typer.Option("--eta", help="Etas of rapid, comma-separated; ETA:LAW ties one to a law.")]
+Laws = Annotated[str, typer.Option("--law", help="Laws of rapid, comma-separated.")]
+Alphas = Annotated[str, typer.Option("--alpha", help="Alphas of rapid, comma-separated.")]
+Seeds = Annotated[str, typer.Option("--seed", help="Seeds, comma-separated: each item is answered once with each.")]
+Limit = Annotated[int | None, typer.Option(help="First items of each task only.  [default: all]", min=1)]
+MinTokens = Annotated[int | None, typer.Option(help="Only documents of at least this many target tokens.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Only documents of at most this many target tokens.")]
+Quickest = Annotated[
+    bool, typer.Option("--quickest-first", help="Begin with short documents, many questions, short answers.")
+]
+TimeLimit = Annotated[
+    float | None, typer.Option(help="Stop after this many minutes; the same command goes on.  [default: none]", min=0)
+]
+MaxNewTokens = Annotated[int | None, typer.Option(help="Answer length.  [default: each task's own]", min=1)]
+PromptTokens = Annotated[
+    int | None, typer.Option(help="Cut the user message to this many tokens.  [default: what fits the window]", min=1)
+]
+Extraction = Annotated[str, typer.Option(help="LongBench v2 letters: strict (its own rule) or lenient (RAPID's).")]
+Length = Annotated[int, typer.Option(help="Tokens of each RULER item or dialogue.")]
+NumSamples = Annotated[int, typer.Option(help="Items of each RULER or dialogue task.", min=1)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def configurations(
+    methods: str,
+    eta: str,
+    law: str,
+    alpha: str,
+    num_draft_tokens: str,
+    *,
+    context_budget: str = "auto",
+    retrieval: str = "related",
+    seed: str,
+) -> list[Configuration]:
+    """Every combination of comma-separated settings that makes a difference, once."""
+    from rapid.evals.configuration import grid
+
+    found = [
+        configuration
+        for gamma in _names(num_draft_tokens)
+        for etas, laws in _etas_and_laws(eta, law)
+        for configuration in grid(
+            _names(methods),
+            etas=etas,
+            laws=laws,
+            alphas=_floats("--alpha", alpha),
+            num_draft_tokens=None if gamma == "auto" else _int("--num-draft-tokens", gamma),
+            context_budgets=[None if b == "auto" else _int("--context-budget", b) for b in _names(context_budget)],
+            retrievals=cast(Any, _names(retrieval)),
+            seeds=[_int("--seed", s) for s in _names(seed)],
+        )
+    ]
+    if not found:
+        raise InvalidParameter("nothing to run; name at least one method, eta, law, alpha, budget and seed each")
+    return list(dict.fromkeys(found))
+
+
+def experiment(
+    tasks: list[str],
+    target: str,
+    drafter: str,
+    device: str,
+    dtype: str,
+    threads: int | None,
+    ranking: str,
+    embedder: str,
+    chunk_tokens: int,
+    limit: int | None,
+    min_tokens: int | None,
+    max_tokens: int | None,
+    quickest_first: bool,
+    max_new_tokens: int | None,
+    prompt_tokens: int | None,
+    temperature: float,
+    top_p: float,
+    extraction: str,
+    length: int,
+    num_samples: int,
+) -> Experiment:
+    """The experiment that the options of a command describe."""
+    from rapid.evals.asking import AskSettings
+    from rapid.evals.experiment import Experiment, Models, Selection
+    from rapid.evals.tasks.registry import TaskOptions
+
+    retrieval = Retrieval(cast(Ranking, ranking), embedder, chunk_tokens)
+    return Experiment(
+        tasks,
+        Models(target, drafter, device, dtype, threads),
+        AskSettings(retrieval, temperature, top_p, max_new_tokens, prompt_tokens),
+        TaskOptions(cast(Any, extraction), length, num_samples=num_samples),
+        Selection(limit, min_tokens, max_tokens, quickest_first),
+    )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _float(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidParameter(f"{option} must be numbers with commas between them, got {text!r}") from None
+
+
+def _int(option: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidParameter(f"{option} must be whole numbers with commas between them, got {text!r}") from None
+
+
+def _floats(option: str, text: str) -> list[float]:
+    return [_float(option, number) for number in _names(text)]
+
+
+def _etas_and_laws(eta: str, law: str) -> list[tuple[list[float], list[str]]]:
+    """Etas with the laws each is run with: those of --law, or its own."""
+    pairs: list[tuple[list[float], list[str]]] = []
+    for entry in _names(eta):
+        number, _, own = entry.partition(":")
+        pairs.append(([_float("--eta", number)], [own] if own else _names(law)))
+    return pairs

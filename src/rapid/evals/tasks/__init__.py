@@ -1,0 +1,1 @@
+"""The benchmarks: how each one's rows become items, and how its items are asked."""
