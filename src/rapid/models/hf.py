@@ -50,7 +50,7 @@ class HFModel:
         self.vocab_size = min(vocab_size, int(config.vocab_size))
         self.window = window or int(getattr(config, "max_position_embeddings", None) or 2**31)
         self.eos_token_ids = eos_token_ids
-        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.num_parameters = _num_parameters(model, self.vocab_size)
         self.weight_bytes = _weight_bytes(model)
         self.num_layers = int(config.num_hidden_layers)
         self.device = model.device
@@ -207,6 +207,14 @@ class HFSequence:
                 f"{self.length + num_tokens} tokens do not fit the window of {self.window} of {self.model.name}; "
                 "use a shorter document or question, or fewer new tokens"
             )
+
+
+def _num_parameters(model: PreTrainedModel, vocab_size: int) -> int:
+    """Parameters without the padding rows of embedding and head, which make no model the larger one of a pair."""
+    modules = (model.get_input_embeddings(), model.get_output_embeddings())
+    tables = {id(table): table for module in modules if (table := getattr(module, "weight", None)) is not None}
+    padding = sum(max(0, table.shape[0] - vocab_size) * table.shape[1] for table in tables.values())
+    return int(sum(p.numel() for p in model.parameters()) - padding)
 
 
 def _weight_bytes(model: PreTrainedModel) -> int:
