@@ -18,8 +18,9 @@ from rapid.decode.control import FixedDraft
 from rapid.decode.loop import DecodeSettings, decode
 from rapid.decode.stop import StopRule
 from rapid.drafting.model import ModelDrafter
+from rapid.errors import InvalidParameter
 from rapid.models.toy import Markov
-from rapid.params import LAWS
+from rapid.params import LAWS, Speculation
 from rapid.sampling.transfer import adjusted_scores
 from rapid.sampling.verify import AcceptanceRule
 from rapid.sampling.warp import TokenWarp
@@ -255,7 +256,9 @@ def pair_law(law: str, eta: float, warp: TokenWarp) -> np.ndarray:
     return np.stack([position(START)[first] * position(first) for first in range(3)])
 
 
-def sampled_pairs(rule: AcceptanceRule, warp: TokenWarp, draws: int) -> tuple[np.ndarray, Counter]:
+def sampled_pairs(
+    rule: AcceptanceRule, warp: TokenWarp, draws: int, *, drafter_class: type[ModelDrafter] = ModelDrafter, **options
+) -> tuple[np.ndarray, Counter]:
     """Counts of (first, second) [3, 3], and how many drafts the first round kept.
 
     Three tokens are asked for, so that the second is a drafted one also after a rejection of the first.
@@ -264,7 +267,7 @@ def sampled_pairs(rule: AcceptanceRule, warp: TokenWarp, draws: int) -> tuple[np
     generator = torch.Generator().manual_seed(0)
     counts, kept = np.zeros((3, 3)), Counter()
     for _ in range(draws):
-        drafter = ModelDrafter(draft.new_sequence(), [START], ())
+        drafter = drafter_class(draft.new_sequence(), [START], (), **options)
         drafter.start()
         settings = DecodeSettings(warp, rule, FixedDraft("model", 4))
         rounds = decode(target.new_sequence(), [START], {"model": drafter}, settings, StopRule(3), generator)
@@ -317,6 +320,32 @@ def test_a_wrong_residual_is_noticed_in_pairs():
     expected = pair_law("exact", 0.0, WARPS["plain"])
     assert total_variation(counts.sum(1), expected.sum(1)) > tv_bound(3, DRAWS)
     assert total_variation(counts.ravel(), expected.ravel()) > tv_bound(9, DRAWS)
+
+
+class DropsTheUnsureToken(ModelDrafter):
+    """Ends a draft before the unsure token instead of after it: what must not be done."""
+
+    def propose(self, *args, **kwargs):
+        made = super().propose(*args, **kwargs)
+        unsure = float(made.probs[-1, made.token_ids[-1]]) < self._min_draft_prob
+        return Proposal(made.token_ids[:-1], made.probs[:-1]) if unsure else made
+
+
+@pytest.mark.parametrize(("drafter_class", "exact"), [(ModelDrafter, True), (DropsTheUnsureToken, False)])
+def test_a_draft_may_end_after_an_unsure_token_but_not_before(drafter_class, exact):
+    threshold = float(DRAFT_TABLE.max(-1).values.min())  # every token but the likeliest is unsure somewhere
+    counts, _ = sampled_pairs(
+        AcceptanceRule("exact"), WARPS["plain"], DRAWS, drafter_class=drafter_class, min_draft_prob=threshold
+    )
+    expected = pair_law("exact", 0.0, WARPS["plain"])
+    assert (total_variation(counts.ravel(), expected.ravel()) < tv_bound(9, DRAWS)) == exact
+
+
+def test_early_ends_are_refused_where_they_change_the_answer():
+    assert Speculation(method="sd", min_draft_prob=0.3).lossless
+    for law in ("paper", "transfer"):
+        with pytest.raises(InvalidParameter, match="min_draft_prob"):
+            Speculation(law=law, min_draft_prob=0.3)
 
 
 def test_eta_zero_makes_the_three_laws_one():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rapid.drafting.base import buckets
 from rapid.drafting.cascade import CascadeDrafter
-from rapid.drafting.lookup import LookupDrafter, LookupIndex, SuffixAutomaton, require_exact
+from rapid.drafting.lookup import LookupDrafter, LookupIndex, SuffixAutomaton
 from rapid.errors import InvalidParameter
 from rapid.params import Speculation
 from rapid.sampling.warp import TokenWarp
@@ -151,22 +151,11 @@ def test_128k_tokens_take_seconds_to_index_and_microseconds_to_follow(kind):
     assert drafter.lookup(8) == document[64_000:64_008]
 
 
-@pytest.mark.parametrize(
-    ("speculation", "accepted"),
-    [
-        (Speculation(method="rapid", law="paper"), False),
-        (Speculation(method="rapid", law="transfer", eta=5), False),
-        (Speculation(method="rapid", law="exact"), True),
-        (Speculation(method="rapid", law="paper", eta=0), True),
-        (Speculation(method="sd"), True),
-    ],
-)
-def test_one_hot_drafts_are_for_lossless_laws(speculation, accepted):
-    if accepted:
-        require_exact(speculation)
-    else:
-        with pytest.raises(InvalidParameter, match="eta 0 or law exact"):
-            require_exact(speculation)
+@pytest.mark.parametrize("options", [{"method": "lookup"}, {"method": "sd"}])
+def test_one_hot_drafts_are_for_lossless_answers(options):
+    assert Speculation(**options).lossless
+    with pytest.raises(InvalidParameter, match="is eta 0"):
+        Speculation(**options, eta=5)
 
 
 class Recorder:

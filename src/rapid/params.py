@@ -143,6 +143,8 @@ class Speculation:
                       the governor chooses it, and the drafter, round by round for speed (lossless `rapid` may
                       also look drafts up); where it is lossy, the paper's 10.
     streaming_sinks, streaming_window   what `magicdec` drafts from: the first tokens and the latest ones.
+    min_draft_prob    a model's draft ends after a token it found less probable than this; 0: never. For lossless
+                      answers only: where a draft ends decides which law a token follows.
     """
 
     method: Method = "rapid"
@@ -152,6 +154,7 @@ class Speculation:
     num_draft_tokens: int | Literal["auto"] = "auto"
     streaming_sinks: int = STREAMING_SINKS
     streaming_window: int = STREAMING_WINDOW
+    min_draft_prob: float = 0.0
 
     def __post_init__(self) -> None:
         _choice("method", self.method, METHODS)
@@ -159,6 +162,12 @@ class Speculation:
         _number("alpha", self.alpha, 0.0, 1.0)
         _integer("streaming_sinks", self.streaming_sinks, 0)
         _integer("streaming_window", self.streaming_window, 1)
+        _number("min_draft_prob", self.min_draft_prob, 0.0, 1.0)
+        if self.min_draft_prob > 0 and not self.lossless:
+            raise InvalidParameter(
+                f"min_draft_prob {self.min_draft_prob:g} changes what a lossy answer follows; use it with eta 0 or law "
+                "exact (--lossless), or leave it out"
+            )
         if self.num_draft_tokens != "auto":
             _integer("num_draft_tokens", self.num_draft_tokens, 0, MAX_DRAFT_TOKENS)
         if self.eta is not None:

@@ -150,6 +150,7 @@ class Session:
             stop=StopRule(sampling.max_new_tokens, backend.target.eos_token_ids, lambda ids: text.push(ids[-1])),
             seed=seed,
             streaming=(speculation.streaming_sinks, speculation.streaming_window),
+            min_draft_prob=speculation.min_draft_prob,
         )
         with self.engine.memory.using(self._reader, len(target_prompt) + sampling.max_new_tokens):
             generation = self._reader.generate(request, stage(progress, "Reading the prompts"))

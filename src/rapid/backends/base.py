@@ -58,6 +58,7 @@ class GenerateRequest:
                       weights over its cache's ends) and `lookup` (follows the document's own text), in any
                       combination; none decodes plainly.
     streaming         tokens `streaming` sees: the first ones, the latest ones.
+    min_draft_prob    a draft of `model` or `full` ends after a less probable token.
     num_draft_tokens  gamma; "auto" leaves drafter and gamma to the governor, round by round.
     """
 
@@ -71,6 +72,7 @@ class GenerateRequest:
     stop: StopRule
     seed: int
     streaming: tuple[int, int] = (STREAMING_SINKS, STREAMING_WINDOW)
+    min_draft_prob: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -187,9 +187,9 @@ class LocalReader:
         if "lookup" in request.drafters:
             made["lookup"] = self._lookup_drafter(request.target_prompt)
         if "model" in request.drafters:
-            made["model"] = self._model_drafter(self._drafting, request.draft_prompt)
+            made["model"] = self._model_drafter(self._drafting, request)
         if "full" in request.drafters:
-            made["full"] = self._model_drafter(self._whole, request.draft_prompt)
+            made["full"] = self._model_drafter(self._whole, request)
         if "streaming" in request.drafters:
             ends = self._target_model.eos_token_ids
             made["streaming"] = StreamingDrafter(self._streamed(*request.streaming), request.target_prompt, ends)
@@ -200,10 +200,10 @@ class LocalReader:
         name = next(iter(made), None) if request.num_draft_tokens else None
         return ({name: made[name]} if name else {}), FixedDraft(name, request.num_draft_tokens)
 
-    def _model_drafter(self, sequence: TokenSequence, prompt: Sequence[int]) -> Drafter:
-        ends = self._drafter_model.eos_token_ids
+    def _model_drafter(self, sequence: TokenSequence, request: GenerateRequest) -> Drafter:
+        prompt, ends = request.draft_prompt, self._drafter_model.eos_token_ids
         if self._vocabularies is None:
-            return ModelDrafter(sequence, prompt, ends)
+            return ModelDrafter(sequence, prompt, ends, min_draft_prob=request.min_draft_prob)
         ours, theirs = self._vocabularies
         return RetokenizingDrafter(sequence, prompt, ends, draft_vocabulary=theirs, target_vocabulary=ours)
 

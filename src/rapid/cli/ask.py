@@ -55,6 +55,7 @@ def ask(
     threads: options.Threads = None,
     streaming_sinks: options.StreamingSinks = _SPECULATION.streaming_sinks,
     streaming_window: options.StreamingWindow = _SPECULATION.streaming_window,
+    min_draft_prob: options.MinDraftProb = _SPECULATION.min_draft_prob,
     ranking: options.Ranking = _RETRIEVAL.ranking,
     embedder: options.Embedder = _RETRIEVAL.embedder,
     chunk_tokens: options.ChunkTokens = _RETRIEVAL.chunk_tokens,
@@ -71,7 +72,7 @@ def ask(
 ) -> None:
     """Answer QUESTION about the documents. The answer goes to stdout, figures and messages to stderr."""
     speculation = options.speculation(
-        method, lossless, eta, law, alpha, num_draft_tokens, streaming_sinks, streaming_window
+        method, lossless, eta, law, alpha, num_draft_tokens, streaming_sinks, streaming_window, min_draft_prob
     )
     sampling = Sampling(temperature, top_k, top_p, min_p, seed, max_new_tokens, tuple(stop or ()))
     retrieval = Retrieval(

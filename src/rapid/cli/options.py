@@ -66,6 +66,9 @@ DrafterDtype = Annotated[
     str | None,
     typer.Option(help="What a drafter with weights of its own runs in.  [default: as --dtype]", show_default=False),
 ]
+MinDraftProb = Annotated[
+    float, typer.Option(help="Lossless answers only: a model's draft ends after a token less probable than this.")
+]
 StreamingSinks = Annotated[int, typer.Option(help="magicdec: how many of the first tokens it reads.")]
 StreamingWindow = Annotated[int, typer.Option(help="magicdec: how many of the latest tokens it reads.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
@@ -128,6 +131,7 @@ def speculation(
     num_draft_tokens: str,
     streaming_sinks: int = STREAMING_SINKS,
     streaming_window: int = STREAMING_WINDOW,
+    min_draft_prob: float = 0.0,
 ) -> Speculation:
     """The setting behind the options of these names."""
     if lossless and eta:
@@ -144,6 +148,7 @@ def speculation(
         cast(Any, length),
         streaming_sinks,
         streaming_window,
+        min_draft_prob,
     )
 
 

@@ -2,7 +2,7 @@
 
 Which drafter speaks depends on the emitted tokens (and on timings) only, never on the target's verdict about the
 draft at hand, so each round is a round of ordinary speculative decoding and the law `exact` stays exact. It is
-built for that law alone: `rapid.drafting.lookup.require_exact`.
+built for that law alone.
 
 A draft may also end early where the drafter is unsure (`min_draft_prob` of a model drafter). Let N be the length
 of the draft. Stopping AFTER the unsure token makes {N >= i} a function of x_1 .. x_(i-1) alone. Given those,

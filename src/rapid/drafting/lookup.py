@@ -8,7 +8,7 @@ The document's automaton is built once (a third of a second and 60-90 MB at 128K
 shared, unchanged, by all its questions; a small one of the question and the output grows with each answer. So an
 occurrence across the seam of document and question is not seen.
 
-Every token proposed is certain (q is one-hot), which is exact under the law `exact` only: see `require_exact`.
+Every token proposed is certain (q is one-hot), which is exact under the law `exact` only; `rapid.params` sees to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from rapid.errors import InvalidParameter
-from rapid.params import Speculation
 from rapid.types import Proposal
 
 if TYPE_CHECKING:
@@ -33,18 +32,6 @@ MIN_MATCH = 2
 MAX_MATCH_BITS = 4
 # Between question and output: no token id, so no match crosses it.
 SEPARATOR = -1
-
-
-def require_exact(speculation: Speculation) -> None:
-    """Refuse a one-hot drafter where its q would be transferred into the answer.
-
-    With eta > 0 the target is shifted towards q (Eq. 6); a looked-up token says nothing about the answer, only
-    that it was written before. Raises `InvalidParameter` unless the law is lossless.
-    """
-    if not speculation.lossless:
-        raise InvalidParameter(
-            "lookup drafts carry no knowledge to transfer; use eta 0 or law exact (--lossless) with them"
-        )
 
 
 class SuffixAutomaton:

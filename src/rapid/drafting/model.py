@@ -23,9 +23,20 @@ class ModelDrafter:
 
     `sequence` may hold an earlier reading: what it shares with `prompt` is reused. Beyond the model's window it
     drafts nothing, and the target goes on alone.
+
+    min_draft_prob  a draft ends after a token with a smaller q. After it, not before: that keeps the law `exact` exact
+                    (rapid.drafting.cascade has the proof), and no other.
     """
 
-    def __init__(self, sequence: TokenSequence, prompt: Sequence[int], eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        sequence: TokenSequence,
+        prompt: Sequence[int],
+        eos_token_ids: Collection[int],
+        *,
+        min_draft_prob: float = 0.0,
+    ) -> None:
+        self._min_draft_prob = min_draft_prob
         self._sequence = sequence
         self._prompt_length = len(prompt)
         self._history = list(prompt)
@@ -55,10 +66,13 @@ class ModelDrafter:
             if need_probs:
                 rows.append(scores.softmax(-1))
             drafted.append(int(scores.argmax()) if warp.greedy else draw(rows[-1][0], generator))
-            if drafted[-1] in self._eos_token_ids:
+            if drafted[-1] in self._eos_token_ids or self._is_unsure(scores[0], drafted[-1]):
                 break
             feed = drafted[-1:]
         return Proposal(drafted, torch.cat(rows) if rows else None)
+
+    def _is_unsure(self, scores: torch.Tensor, token_id: int) -> bool:
+        return self._min_draft_prob > 0 and float(scores.softmax(-1)[token_id]) < self._min_draft_prob
 
     def commit(self, token_ids: Sequence[int]) -> None:
         known = self._sequence.token_ids
