@@ -333,3 +333,11 @@ def test_arguments_it_would_ignore_are_refused(name):
     query = torch.randn(1, 2, 3, 8)
     with pytest.raises(ValueError, match=name):
         attention._attention_forward(torch.nn.Module(), query, query, query, None, scaling=1.0, **{name: 2})
+
+
+def test_packing_is_refused_where_there_are_no_products_for_it(monkeypatch):
+    model = tiny(0)
+    monkeypatch.setattr("rapid.models.packing.can_pack", lambda device: False)
+    with pytest.raises(ModelError, match="use float32"):
+        model.use_packed_linears()
+    assert not model.packed

@@ -97,11 +97,12 @@ class HFModel:
             self.model.set_attn_implementation(attention.ATTENTION_NAME)
 
     def use_packed_linears(self) -> None:
-        """Pack the linear layers' weights to float16, where this machine has the products for it (a CPU)."""
-        if packing.can_pack(self.device):
-            _ = self.fingerprint  # packed weights are no parameters any more
-            packing.pack_linears(self.model)
-            self.packed = True
+        """Pack the linear layers' weights to float16. Raises `ModelError` where there are no products for it."""
+        if not packing.can_pack(self.device):
+            raise ModelError(f"float32-packed needs a CPU with FBGEMM; {self.name} is on {self.device}, so use float32")
+        _ = self.fingerprint  # packed weights are no parameters any more
+        packing.pack_linears(self.model)
+        self.packed = True
 
     def new_sequence(self) -> HFSequence:
         """An empty sequence over these weights."""
