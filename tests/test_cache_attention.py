@@ -150,6 +150,43 @@ def test_families_of_models(family):
         close(sequence.forward(block), logits, tolerance=1e-3)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (14, 2), (4, 4)])
+@pytest.mark.parametrize("parts", [2, 3, 5])
+@pytest.mark.parametrize("n", [1, 2, 7])
+@pytest.mark.parametrize("length", [1536, 1537, 1601])
+def test_a_cache_cut_into_parts_gives_the_attention_over_all_of_it(heads, kv_heads, parts, n, length):
+    """Lengths that can be divided and others; keys beyond the length are garbage that must not be read."""
+    query = torch.randn(1, heads, n, 8)
+    key, value = (torch.full((1, kv_heads, 1700, 8), torch.nan) for _ in range(2))
+    key[:, :, :length], value[:, :, :length] = torch.randn(2, 1, kv_heads, length, 8)
+    key, value = key[:, :, :length], value[:, :, :length]
+    rows = query.reshape(1, kv_heads, -1, 8)
+    ours = attention.split_cache_attention(rows, key, value, n, 0.3, parts)
+    mask = torch.ones(n, length, dtype=torch.bool).tril_(length - n)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True
+    )
+    close(ours.view(1, heads, n, 8), expected, tolerance=1e-5)
+
+
+def test_parts_occupy_all_threads_and_are_not_too_short():
+    assert [attention.num_parts(3, 8000, threads) for threads in (1, 2, 3, 4, 8)] == [1, 2, 1, 4, 8]
+    assert [attention.num_parts(2, 8000, threads) for threads in (2, 16)] == [1, 8]
+    assert attention.num_parts(3, 8000, 64) == 8000 // 512
+    assert attention.num_parts(3, 100, 2) == 1
+
+
+def test_a_long_cache_is_cut(monkeypatch):
+    """The grouped attention takes the parts where they pay, in the dtype the cache is stored in."""
+    query, key, value = (torch.randn(1, heads, n, 8) for heads, n in ((6, 5), (3, 2100), (3, 2100)))
+    monkeypatch.setattr(attention, "num_parts", lambda *_: 1)
+    whole = attention.grouped_attention(query, key, value, 0.3)
+    monkeypatch.setattr(attention, "num_parts", lambda *_: 4)
+    assert not torch.equal(attention.grouped_attention(query, key, value, 0.3), whole)
+    close(attention.grouped_attention(query, key, value, 0.3), whole, tolerance=1e-5)
+    close(attention.grouped_attention(query, key.half(), value.half(), 0.3), whole, tolerance=2e-3)
+
+
 def test_attention_with_values_of_another_size():
     query, key, value = (torch.randn(1, heads, n, d) for heads, n, d in ((4, 3, 8), (2, 20, 8), (2, 20, 5)))
     mask = torch.ones(3, 20, dtype=torch.bool).tril_(17)

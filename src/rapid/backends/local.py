@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from rapid.backends.base import BackendSettings, ModelInfo
-from rapid.backends.memory import require_memory
+from rapid.backends.memory import available_bytes, require_memory
 from rapid.backends.reader import Governors, LocalReader
 from rapid.errors import InvalidParameter
 from rapid.models.hf import HFModel
 from rapid.models.quantized import quantize
 from rapid.models.weights import LoadProgress, Source, eos_token_ids, load_weights, resolve
 from rapid.params import drafter_bits
+from rapid.planning import DTYPE_BYTES, keeps_blocked
 from rapid.types import StageProgress
 from rapid.vocabulary import Vocabulary, first_difference
 
@@ -96,5 +97,7 @@ def wrap(name: str, model: Any, tokenizer: Any, *, packed: bool = False) -> tupl
     wrapped.use_grouped_attention()
     if packed:
         wrapped.use_packed_linears()
+    copy_bytes = wrapped.num_parameters * DTYPE_BYTES["float32"]
+    wrapped.use_short_blocks(blocked=keeps_blocked(copy_bytes, available_bytes("cpu")))
     info = ModelInfo(name, wrapped.window, wrapped.vocab_size, ends, wrapped.num_parameters, tokenizer)
     return wrapped, info

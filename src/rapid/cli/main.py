@@ -16,6 +16,7 @@ from rapid.cli.chat import chat
 from rapid.cli.evals import app as evals
 from rapid.cli.models import models
 from rapid.cli.plan import plan
+from rapid.cli.waiting import wait_by_load
 from rapid.errors import RapidError
 
 app = typer.Typer(
@@ -52,8 +53,7 @@ def _global_options(
 
 def main() -> None:
     """Run the command line; the process exits with its status."""
-    # Before PyTorch is loaded: threads that spin while they wait are several times slower on a shared machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    wait_by_load()  # before PyTorch is loaded
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no error
     sys.exit(run(sys.argv[1:]))

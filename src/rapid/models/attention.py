@@ -7,11 +7,15 @@ makes; where something else arrives (a softcap, attention sinks, a padded batch)
 Why: with grouped-query attention the stock CPU path repeats every key and value head for each query head and,
 for a block of several query tokens, builds a mask: a verify of 5 tokens at 8K tokens then costs three decode
 steps. Here the query heads that share a key/value head form one matrix product with it, and the causal mask
-touches only the last n columns.
+touches only the last n columns. PyTorch's CPU kernel gives each key/value head to one thread: three heads on two
+threads leave a quarter of the machine idle, two heads on sixteen nearly all of it. A long cache is therefore cut into
+as many equal parts as occupy all threads, joined by their log-sum-exp (flash-decoding).
 """
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,7 +26,11 @@ ATTENTION_NAME = "rapid"
 
 # Blocks of at most this many query tokens take the grouped product; longer ones (prefill) take PyTorch's tiled
 # kernel, whose memory does not grow with block x cache.
-_MAX_GROUPED_BLOCK = 32
+MAX_GROUPED_BLOCK = 32
+
+# Caches shorter than this are not cut: joining costs more than idle threads. Nor is a part shorter than the second.
+_LEAST_SPLIT_CACHE = 1536
+_LEAST_PART = 512
 
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
@@ -37,12 +45,64 @@ def grouped_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
     _, heads, n, head_dim = query.shape
     kv_heads, length = key.shape[1], key.shape[2]
     rows = query.reshape(1, kv_heads, heads // kv_heads * n, head_dim).to(key.dtype)
+    parts = num_parts(kv_heads, length) if query.is_cpu and length >= _LEAST_SPLIT_CACHE else 1
+    if parts > 1 and key.shape[-1] == value.shape[-1]:
+        out = split_cache_attention(rows, key, value, n, scaling, parts)
+        return out.to(query.dtype).view(1, heads, n, head_dim).transpose(1, 2)
     mask = None
     if n > 1:
         mask = torch.ones(n, length, dtype=torch.bool, device=query.device).tril_(length - n)
         mask = mask.repeat(heads // kv_heads, 1)
     out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scaling)
     return out.to(query.dtype).view(1, heads, n, value.shape[-1]).transpose(1, 2)
+
+
+def split_cache_attention(
+    rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor, n: int, scaling: float, parts: int
+) -> torch.Tensor:
+    """The same on a CPU for a long cache, cut into `parts` of equal length.
+
+    rows [1, kv_heads, group * n, d], row g * n + i being token i under query head g of the group; key, value
+    [1, kv_heads, length, d], all of one dtype. Returns [kv_heads, group * n, d].
+    """
+    _, kv_heads, length, head_dim = key.shape
+    part, step = _cut(length, parts)
+    keys, values = (
+        x.as_strided((parts, kv_heads, part, head_dim), (step * x.stride(2), *x.stride()[1:])) for x in (key, value)
+    )
+    mask = _parts_mask(n, rows.shape[2] // n, length, parts, rows.dtype)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        rows.expand(parts, -1, -1, -1), keys, values, attn_mask=mask, scale=scaling
+    )
+    joined: torch.Tensor = (out * lse.softmax(0)[..., None]).sum(0)
+    return joined
+
+
+def num_parts(kv_heads: int, length: int, threads: int | None = None) -> int:
+    """Into how many parts a cache is cut: the fewest that give all threads equal work, but none that is too short."""
+    threads = threads or torch.get_num_threads()
+    return max(1, min(threads // math.gcd(threads, kv_heads), length // _LEAST_PART))
+
+
+def _cut(length: int, parts: int) -> tuple[int, int]:
+    """Length of a part and the distance of their beginnings: equal parts that cover exactly `length` keys. Where it
+    cannot be divided they overlap by a few."""
+    part = -(-length // parts)
+    part += (length - part) % (parts - 1)
+    return part, (length - part) // (parts - 1)
+
+
+@lru_cache(maxsize=4)  # all layers of a forward pass share it
+def _parts_mask(n: int, group: int, length: int, parts: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """What is added to the scores of each part [parts, 1, group * n, part]: -inf where a key comes after the token
+    or belongs to the part before as well; None where nothing has to be hidden."""
+    part, step = _cut(length, parts)
+    if n == 1 and part == step:
+        return None
+    mask = torch.zeros(parts, 1, group, n, part, dtype=dtype)
+    mask[1:, ..., : part - step] = -torch.inf
+    mask[-1, ..., -n:] = torch.full((n, n), -torch.inf, dtype=dtype).triu(1)
+    return mask.flatten(2, 3)
 
 
 def tiled_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
@@ -81,7 +141,7 @@ def _attention_forward(
     if (sliding := kwargs.get("sliding_window")) is not None and key.shape[2] > sliding:
         raise ValueError(f"the `rapid` attention does not support a `sliding_window` of {sliding} tokens")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    attend = grouped_attention if query.shape[2] <= _MAX_GROUPED_BLOCK else tiled_attention
+    attend = grouped_attention if query.shape[2] <= MAX_GROUPED_BLOCK else tiled_attention
     return attend(query, key, value, scaling), None
 
 

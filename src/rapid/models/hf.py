@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rapid.errors import ModelError, PromptTooLong
-from rapid.models import attention, packing
+from rapid.models import attention, packing, short_blocks
 from rapid.models.base import ProgressFn
 from rapid.models.cache import HEADROOM, GrowingCache
 
@@ -56,6 +56,7 @@ class HFModel:
         self.device = model.device
         self.cache_dtype = cache_dtype
         self.packed = False
+        self._short_blocks: short_blocks.ShortBlocks | None = None
         # transformers renamed the argument on its way through version 5.
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
@@ -104,6 +105,12 @@ class HFModel:
         packing.pack_linears(self.model)
         self.packed = True
 
+    def use_short_blocks(self, *, blocked: bool = True) -> None:
+        """Run blocks of a few tokens by `rapid.models.short_blocks`, where the architecture and the device allow it;
+        `blocked` lets it keep a second copy of the weights. It reads the layers as they are now: pack them before."""
+        if short_blocks.supports(self.model):
+            self._short_blocks = short_blocks.ShortBlocks(self.model, blocked=blocked)
+
     def new_sequence(self) -> HFSequence:
         """An empty sequence over these weights."""
         return HFSequence(self)
@@ -117,6 +124,9 @@ class HFModel:
         first_position  where the first token stands in the text; None where the cache holds all before it.
         """
         ids = torch.tensor([list(token_ids)], device=self.device)
+        if self._short_blocks and len(token_ids) <= self._short_blocks.max_tokens:
+            first = cache.get_seq_length() if first_position is None else first_position
+            return self._short_blocks.run(ids[0], cache, first, logits_to_keep)[:, : self.vocab_size].float()
         kwargs: dict[str, Any] = {self._cache_argument: cache, "use_cache": True}
         if first_position is not None:
             kwargs["position_ids"] = torch.arange(len(token_ids), device=self.device)[None] + first_position

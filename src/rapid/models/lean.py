@@ -24,7 +24,7 @@ from rapid.models.static_cache import StaticCache
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Architectures whose layers are exactly those of `_project` and `_finish`.
+# Architectures whose layers are exactly those of `project` and `finish`.
 SUPPORTED = ("llama", "mistral", "qwen2")
 # Rotary embeddings that depend on positions only; others change with the length, which the host would have to know.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -52,7 +52,8 @@ class LeanDecoder:
 
     def __init__(self, model: PreTrainedModel, *, vocab_size: int | None = None) -> None:
         config = model.config.get_text_config(decoder=True)
-        _require_supported(config)
+        if problem := why_unsupported(config):
+            raise ModelError(f"the static-shape forward pass cannot run this model: {problem}; run it without graphs")
         body: Any = model.model
         self.device = model.device
         self.dtype = model.dtype
@@ -66,13 +67,13 @@ class LeanDecoder:
         self.head: Linear = model.get_output_embeddings()
         self.eps = float(config.rms_norm_eps)
         self.layers = [_read_layer(layer) for layer in body.layers]
-        self._project, self._blend, self._finish = _project, blend_block, _finish
+        self._project, self._blend, self._finish = project, blend_block, finish
 
     def compiled(self) -> LeanDecoder:
         """The same weights with the small kernels of a layer fused by torch.compile, in seconds, on first use."""
         other = copy(self)
         fused: Any = torch.compile  # its overloads lose the types of what it is given
-        other._project, other._blend, other._finish = fused(_project), fused(blend_block), fused(_finish)
+        other._project, other._blend, other._finish = fused(project), fused(blend_block), fused(finish)
         return other
 
     def with_linears(self, convert: Callable[[nn.Linear], Linear]) -> LeanDecoder:
@@ -124,10 +125,10 @@ class LeanDecoder:
                 self._blend,
             )
             x = self._finish(x, attended, layer.out, layer.mlp_norm, self.eps, layer.gate_up, layer.down)
-        return self.head(_rms_norm(x, self.norm, self.eps))[:, : self.vocab_size].float()
+        return self.head(rms_norm(x, self.norm, self.eps))[:, : self.vocab_size].float()
 
 
-def _project(
+def project(
     x: torch.Tensor,
     norm: torch.Tensor,
     eps: float,
@@ -138,7 +139,7 @@ def _project(
     kv_heads: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query [heads, n, d], keys and values [kv_heads, n, d] of x [n, hidden]; cos, sin [n, 1, d]."""
-    states = qkv(_rms_norm(x, norm, eps)).view(len(x), heads + 2 * kv_heads, -1)
+    states = qkv(rms_norm(x, norm, eps)).view(len(x), heads + 2 * kv_heads, -1)
     turned, values = states.split((heads + kv_heads, kv_heads), dim=1)
     first, second = turned.chunk(2, dim=-1)
     turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
@@ -146,7 +147,7 @@ def _project(
     return query.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1)
 
 
-def _finish(
+def finish(
     x: torch.Tensor,
     attended: torch.Tensor,
     out: Linear,
@@ -157,11 +158,11 @@ def _finish(
 ) -> torch.Tensor:
     """The rest of a layer: output projection and the gated feed-forward block, each added to x [n, hidden]."""
     x = x + out(attended)
-    gate, up = gate_up(_rms_norm(x, norm, eps)).chunk(2, dim=-1)
+    gate, up = gate_up(rms_norm(x, norm, eps)).chunk(2, dim=-1)
     return x + down(F.silu(gate) * up)
 
 
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
@@ -193,18 +194,16 @@ def _joined(*linears: nn.Linear) -> nn.Linear:
     return joined
 
 
-def _require_supported(config: Any) -> None:
-    """Raise `ModelError` for a model whose layers are not those computed here."""
+def why_unsupported(config: Any) -> str | None:
+    """What keeps a model's layers from being those computed here; None for nothing."""
     rope = getattr(config, "rope_parameters", None) or {}
     sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    problem = None
     if config.model_type not in SUPPORTED:
-        problem = f"its architecture is {config.model_type}, not one of {', '.join(SUPPORTED)}"
-    elif getattr(config, "hidden_act", "silu") != "silu":
-        problem = f"its activation is {config.hidden_act}"
-    elif rope.get("rope_type", "default") not in _ROPE_TYPES:
-        problem = f"its rotary embedding is {rope['rope_type']}"
-    elif sliding and sliding < config.max_position_embeddings:
-        problem = "it has a sliding window"
-    if problem:
-        raise ModelError(f"the static-shape forward pass cannot run this model: {problem}; run it without graphs")
+        return f"its architecture is {config.model_type}, not one of {', '.join(SUPPORTED)}"
+    if getattr(config, "hidden_act", "silu") != "silu":
+        return f"its activation is {config.hidden_act}"
+    if rope.get("rope_type", "default") not in _ROPE_TYPES:
+        return f"its rotary embedding is {rope['rope_type']}"
+    if sliding and sliding < config.max_position_embeddings:
+        return "it has a sliding window"
+    return None

@@ -189,4 +189,5 @@ def tiny(
         llama = LlamaForCausalLM(config).eval()
     model = HFModel(llama, name=f"tiny-{seed}", vocab_size=vocab_size, eos_token_ids=frozenset(eos_token_ids))
     model.use_grouped_attention()
+    model.use_short_blocks()
     return model

@@ -13,7 +13,7 @@ Nothing here knows torch, files or a machine: configs, hardware and free memory 
 
 from rapid.planning.cost import RETRIEVAL_BYTES, RUNTIME_BYTES, SPARE_TOKENS, Plan, check_fits, check_loading, plan
 from rapid.planning.hardware import HARDWARE, Hardware, measure_host
-from rapid.planning.shape import DTYPE_BYTES, GIB, PACKED_SUFFIX, ModelShape
+from rapid.planning.shape import DTYPE_BYTES, GIB, PACKED_SUFFIX, ModelShape, keeps_blocked
 
 __all__ = [
     "DTYPE_BYTES",
@@ -28,6 +28,7 @@ __all__ = [
     "Plan",
     "check_fits",
     "check_loading",
+    "keeps_blocked",
     "measure_host",
     "plan",
 ]

@@ -23,8 +23,8 @@ PREFILL_CHUNK = 512
 class Plan:
     """The prediction for one context: bytes and seconds.
 
-    peak_bytes  weights (packed ones beside their originals), both caches as they are allocated, the scratch memory of
-                prefill, the program and its embedder.
+    peak_bytes  weights (packed ones, and those laid out for short blocks, beside their originals), both caches as they
+                are allocated, the scratch memory of prefill, the program and its embedder.
     """
 
     hardware: str
@@ -68,7 +68,11 @@ def plan(
         raise InvalidParameter(f"acceptance_rate must be between 0 and 1, got {acceptance_rate}")
     draft = drafter or target
     weights = target.weight_bytes + (drafter.weight_bytes if drafter else 0)
-    mapped = target.mapped_bytes + (drafter.mapped_bytes if drafter else 0)
+    copies = sum(
+        shape.mapped_bytes + (shape.blocked_bytes(hardware.memory_bytes) if hardware.on_cpu else 0)
+        for shape in (target, drafter)
+        if shape
+    )
     target_cache = target.cache_bytes_per_token * (context + max_new_tokens + SPARE_TOKENS)
     draft_cache = draft.cache_bytes_per_token * (retrieved + max_new_tokens + SPARE_TOKENS)
     scratch = max(_scratch_bytes(target, context, hardware.on_cpu), _scratch_bytes(draft, retrieved, hardware.on_cpu))
@@ -89,7 +93,7 @@ def plan(
         target_cache_bytes=target_cache,
         draft_cache_bytes=draft_cache,
         scratch_bytes=scratch,
-        peak_bytes=weights + mapped + target_cache + draft_cache + scratch + RUNTIME_BYTES + RETRIEVAL_BYTES,
+        peak_bytes=weights + copies + target_cache + draft_cache + scratch + RUNTIME_BYTES + RETRIEVAL_BYTES,
         decode_s=decode,
         verify_s=verify,
         draft_step_s=draft_step,

@@ -13,6 +13,10 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 PACKED_SUFFIX = "-packed"
 PACKED_BITS = 16
 GIB = 2**30
+# On a CPU a float32 model of these architectures keeps a second copy of its products' weights, laid out for short
+# blocks, where that takes at most this share of the memory that is free.
+_BLOCKED_MODEL_TYPES = ("llama", "mistral", "qwen2")
+_BLOCKED_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class ModelShape:
     attention_bias: bool = False
     dtype: str = "float32"
     linear_bits: int | None = None
+    can_be_blocked: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dtype: str | None = None) -> ModelShape:
@@ -61,6 +66,7 @@ class ModelShape:
                 attention_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
                 dtype=named.removesuffix(PACKED_SUFFIX),
                 linear_bits=PACKED_BITS if named.endswith(PACKED_SUFFIX) else None,
+                can_be_blocked=config.get("model_type") in _BLOCKED_MODEL_TYPES,
             )
         except KeyError as error:
             raise ModelError(f"the model's config has no {error.args[0]}; give the config of a causal LM") from None
@@ -106,6 +112,12 @@ class ModelShape:
         """Bytes of the weights as they were read, which packing leaves mapped beside the packed ones."""
         return self.num_parameters * DTYPE_BYTES[self.dtype] if self.linear_bits == PACKED_BITS else 0
 
+    def blocked_bytes(self, available_bytes: int) -> int:
+        """Bytes of the second copy of weights that a CPU keeps for short blocks; `available_bytes` 0: unknown."""
+        size = self.linear_parameters * DTYPE_BYTES["float32"]
+        wanted = self.can_be_blocked and self.dtype == "float32" and self.linear_bits is None
+        return size if wanted and (not available_bytes or keeps_blocked(size, available_bytes)) else 0
+
     @property
     def read_bytes(self) -> int:
         """Bytes of weights one forward pass reads: the embedding table is only looked up, the head is read."""
@@ -122,3 +134,8 @@ class ModelShape:
     def flops(self, length: int) -> float:
         """Floating-point operations of one token that attends to `length` tokens."""
         return 2 * self.linear_parameters + 4 * length * self.num_layers * self.num_heads * self.head_dim
+
+
+def keeps_blocked(copy_bytes: int, available_bytes: int) -> bool:
+    """Whether there is memory for a second copy of the weights."""
+    return copy_bytes <= _BLOCKED_SHARE * available_bytes
