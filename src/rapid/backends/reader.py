@@ -15,6 +15,7 @@ from rapid.backends.base import CacheState, DrafterName, GenerateRequest, Genera
 from rapid.decode.control import Controller, FixedDraft
 from rapid.decode.governor import Governor
 from rapid.decode.loop import DecodeSettings, decode
+from rapid.drafting.ahead import AheadDrafter
 from rapid.drafting.base import Drafter
 from rapid.drafting.cascade import CascadeDrafter
 from rapid.drafting.lookup import LookupDrafter, LookupIndex
@@ -58,6 +59,7 @@ class LocalReader:
         self._target_model = target
         self._drafter_model = drafter
         self._vocabularies = vocabularies
+        self._ahead: AheadDrafter | None = None
         self.forget()
         self._lookup: tuple[list[int], LookupIndex] | None = None
         self._governors: Governors = {} if governors is None else governors
@@ -65,7 +67,7 @@ class LocalReader:
         self._answering: weakref.ref[Generator[Round, None, None]] | None = None
 
     def prefill(self, token_ids: list[int], progress: ProgressFn | None = None) -> float:
-        self._requests += 1
+        self._interrupt()
         return _read(self._document, token_ids, progress)
 
     def model_drafting_pays(self, target_tokens: int, draft_tokens: int) -> bool:
@@ -77,7 +79,7 @@ class LocalReader:
         return value >= _LEAST_GAIN
 
     def generate(self, request: GenerateRequest, progress: ProgressFn | None = None) -> Generation:
-        self._requests += 1
+        self._interrupt()
         target = self._document if request.reads == "document" else self._retrieved
         prompt = request.target_prompt
         answer = min(request.stop.max_new_tokens, _RESERVED_ANSWER) + MAX_DRAFT_TOKENS
@@ -125,10 +127,11 @@ class LocalReader:
         return CacheState(sequence.token_ids[:length], sequence.export(length))
 
     def restore(self, state: CacheState) -> None:
-        self._requests += 1
+        self._interrupt()
         self._storable().restore(state.token_ids, state.tensors)
 
     def forget(self) -> None:
+        self._stop_drafting_ahead()
         self._document = self._target_model.new_sequence()
         self._drafting = self._drafter_model.new_sequence()
         # The target reads a retrieved prompt only for method rag; with self-speculation the drafter just did.
@@ -140,6 +143,21 @@ class LocalReader:
 
     def bytes_for(self, num_tokens: int) -> int:
         return self._target_model.step_bytes(num_tokens) - self._target_model.step_bytes(0)
+
+    @property
+    def _apart(self) -> bool:
+        """Whether target and drafter compute on devices of their own, and so at the same time."""
+        return _device(self._target_model) != _device(self._drafter_model)
+
+    def _interrupt(self) -> None:
+        """The caches are about to move: answers under way are over."""
+        self._requests += 1
+        self._stop_drafting_ahead()
+
+    def _stop_drafting_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
 
     def _storable(self) -> HFSequence:
         if not isinstance(self._document, HFSequence):
@@ -157,9 +175,8 @@ class LocalReader:
         devices read at the same time."""
         prompt = request.target_prompt[:-1]
         start = time.perf_counter()
-        apart = _device(self._target_model) != _device(self._drafter_model)
         # What copies from the target's cache has to wait for it.
-        if apart and drafters and "streaming" not in request.drafters:
+        if self._apart and drafters and "streaming" not in request.drafters:
             with ThreadPoolExecutor(1) as pool:
                 others = [pool.submit(drafter.start) for drafter in drafters.values()]
                 prefill_s = _read(target, prompt, progress)
@@ -203,7 +220,11 @@ class LocalReader:
     def _model_drafter(self, sequence: TokenSequence, request: GenerateRequest) -> Drafter:
         prompt, ends = request.draft_prompt, self._drafter_model.eos_token_ids
         if self._vocabularies is None:
-            return ModelDrafter(sequence, prompt, ends, min_draft_prob=request.min_draft_prob)
+            drafter = ModelDrafter(sequence, prompt, ends, min_draft_prob=request.min_draft_prob)
+            if not self._apart:
+                return drafter
+            self._ahead = AheadDrafter(drafter)
+            return self._ahead
         ours, theirs = self._vocabularies
         return RetokenizingDrafter(sequence, prompt, ends, draft_vocabulary=theirs, target_vocabulary=ours)
 
@@ -263,6 +284,7 @@ class LocalReader:
                 return
             if round_.finish_reason is not None:
                 self._answering = None
+                self._stop_drafting_ahead()
             yield round_
         raise RapidError(
             "this answer was left half way and another question was asked in its session; finish one stream before "

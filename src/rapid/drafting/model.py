@@ -6,6 +6,7 @@ does not know which: a prompt is token ids.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,16 @@ class ModelDrafter:
         if len(self._history) <= self._sequence.window:
             self._sequence.prefill(self._history[keep:-1], progress)
 
-    def propose(self, num_tokens: int, warp: Warp, generator: torch.Generator, *, need_probs: bool) -> Proposal:
+    def propose(
+        self,
+        num_tokens: int,
+        warp: Warp,
+        generator: torch.Generator,
+        *,
+        need_probs: bool,
+        cancelled: threading.Event | None = None,
+    ) -> Proposal:
+        """As `Drafter.propose`; `cancelled` lets another thread end it after its present token."""
         import torch
 
         from rapid.sampling.verify import draw
@@ -66,10 +76,14 @@ class ModelDrafter:
             if need_probs:
                 rows.append(scores.softmax(-1))
             drafted.append(int(scores.argmax()) if warp.greedy else draw(rows[-1][0], generator))
-            if drafted[-1] in self._eos_token_ids or self._is_unsure(scores[0], drafted[-1]):
+            if self.ends(drafted) or self._is_unsure(scores[0], drafted[-1]) or (cancelled and cancelled.is_set()):
                 break
             feed = drafted[-1:]
         return Proposal(drafted, torch.cat(rows) if rows else None)
+
+    def ends(self, token_ids: Sequence[int]) -> bool:
+        """Whether a draft is over after `token_ids`."""
+        return token_ids[-1] in self._eos_token_ids
 
     def _is_unsure(self, scores: torch.Tensor, token_id: int) -> bool:
         return self._min_draft_prob > 0 and float(scores.softmax(-1)[token_id]) < self._min_draft_prob
@@ -83,6 +97,10 @@ class ModelDrafter:
             position += 1
         # The last token is always fed anew: its logits are what the next draft starts from.
         self._sequence.rewind(min(position, len(known), len(self._history) - 1))
+
+    def retract(self, num_tokens: int) -> None:
+        """Take back the last `num_tokens` committed; a `commit` of what was emitted instead has to follow."""
+        del self._history[len(self._history) - num_tokens :]
 
 
 def shared_prefix(first: Sequence[int], second: Sequence[int]) -> int:

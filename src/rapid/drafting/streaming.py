@@ -12,6 +12,8 @@ from rapid.drafting.model import ModelDrafter
 from rapid.types import Proposal
 
 if TYPE_CHECKING:
+    import threading
+
     import torch
 
     from rapid.models.streaming import StreamingSequence
@@ -28,8 +30,16 @@ class StreamingDrafter(ModelDrafter):
         super().__init__(sequence, prompt, eos_token_ids)
         self._streaming = sequence
 
-    def propose(self, num_tokens: int, warp: Warp, generator: torch.Generator, *, need_probs: bool) -> Proposal:
+    def propose(
+        self,
+        num_tokens: int,
+        warp: Warp,
+        generator: torch.Generator,
+        *,
+        need_probs: bool,
+        cancelled: threading.Event | None = None,
+    ) -> Proposal:
         if len(self._history) > self._streaming.window:
             return Proposal([])
         self._streaming.follow(self._history[:-1])
-        return super().propose(num_tokens, warp, generator, need_probs=need_probs)
+        return super().propose(num_tokens, warp, generator, need_probs=need_probs, cancelled=cancelled)
