@@ -214,6 +214,21 @@ class TestRefusal:
         with pytest.raises(ModelError):
             rapid.Engine.load(tiny_model_dir)
 
+    def test_a_document_whose_cache_does_not_fit_is_refused_before_it_is_read(self, tiny_model_dir, monkeypatch):
+        text = rapid.Document("The mill stands by the river. " * 40, "a.txt")
+        session = rapid.Engine.load(tiny_model_dir).open(text, prefill=False)
+        with monkeypatch.context() as patch:
+            patch.setattr("rapid.backends.memory.available_bytes", lambda device: 1000)
+            patch.setattr("rapid.models.hf.HFModel.run", lambda *a, **k: pytest.fail("read the document"))
+            for read in (session.prefill, lambda: session.ask("Where is the mill?")):
+                with pytest.raises(ModelError, match=r"needs 0\.0 GiB more .* 0\.0 GiB are free: use a shorter"):
+                    read()
+        sampling = rapid.Sampling(max_new_tokens=4)
+        assert session.ask("Where is the mill?", sampling=sampling).token_ids
+        # What it holds already needs no memory.
+        monkeypatch.setattr("rapid.backends.memory.available_bytes", lambda device: 0)
+        assert session.ask("Where is the mill?", sampling=sampling).token_ids
+
     def test_the_figures(self):
         check_loading(16 * GIB, 16 * GIB)
         with pytest.raises(ModelError, match=r"16\.0 GiB of memory and 8\.0 GiB are free") as caught:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rapid.errors import ModelError
 from rapid.models.config import count_parameters
 from rapid.models.sources import Source
-from rapid.planning import DTYPE_BYTES, PACKED_SUFFIX, check_loading
+from rapid.planning import DTYPE_BYTES, PACKED_SUFFIX, check_cache, check_loading
 
 _MEMINFO = Path("/proc/meminfo")
 
@@ -43,3 +43,9 @@ def require_memory(sources: Sequence[Source], dtype: str, device: str) -> None:
     except (ModelError, RuntimeError, AssertionError):  # torch has the last two for a device that is not there
         return
     check_loading(parameters * DTYPE_BYTES[stored], available)
+
+
+def require_cache_memory(num_tokens: int, num_bytes: int, device: str) -> None:
+    """Raise `ModelError` with the figures where a cache for `num_tokens` has to grow by more than what is free."""
+    if device.startswith(("cpu", "cuda")):
+        check_cache(num_tokens, num_bytes, available_bytes(device))

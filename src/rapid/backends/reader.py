@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from rapid.backends.base import CacheState, DrafterName, GenerateRequest, Generation
+from rapid.backends.memory import require_cache_memory
 from rapid.decode.control import Controller, FixedDraft
 from rapid.decode.governor import Governor
 from rapid.decode.loop import DecodeSettings, decode
@@ -68,6 +69,7 @@ class LocalReader:
 
     def prefill(self, token_ids: list[int], progress: ProgressFn | None = None) -> float:
         self._interrupt()
+        _reserve(self._document, len(token_ids))
         return _read(self._document, token_ids, progress)
 
     def model_drafting_pays(self, target_tokens: int, draft_tokens: int) -> bool:
@@ -298,8 +300,12 @@ def _device(model: LanguageModel) -> object:
 
 
 def _reserve(sequence: TokenSequence, length: int) -> None:
-    """Room for `length` tokens, where the sequence allocates."""
+    """Room for `length` tokens, where the sequence allocates. Raises `ModelError` where there is no memory for it."""
     if isinstance(sequence, HFSequence):
+        steps = sequence.model.step_bytes
+        missing = steps(length) - steps(0) - sequence.cache.num_bytes
+        if missing > 0:
+            require_cache_memory(length, missing, str(sequence.model.device))
         sequence.reserve(length)
 
 

@@ -11,7 +11,16 @@ speed-up is tau t(1, L) / (gamma t(1, R) + t(gamma + 1, L)), R the retrieved tok
 Nothing here knows torch, files or a machine: configs, hardware and free memory are given.
 """
 
-from rapid.planning.cost import RETRIEVAL_BYTES, RUNTIME_BYTES, SPARE_TOKENS, Plan, check_fits, check_loading, plan
+from rapid.planning.cost import (
+    RETRIEVAL_BYTES,
+    RUNTIME_BYTES,
+    SPARE_TOKENS,
+    Plan,
+    check_cache,
+    check_fits,
+    check_loading,
+    plan,
+)
 from rapid.planning.hardware import HARDWARE, Hardware, measure_host
 from rapid.planning.shape import DTYPE_BYTES, GIB, PACKED_SUFFIX, ModelShape, keeps_blocked
 
@@ -26,6 +35,7 @@ __all__ = [
     "Hardware",
     "ModelShape",
     "Plan",
+    "check_cache",
     "check_fits",
     "check_loading",
     "keeps_blocked",

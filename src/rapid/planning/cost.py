@@ -131,6 +131,16 @@ def check_loading(weight_bytes: int, available_bytes: int) -> None:
         )
 
 
+def check_cache(num_tokens: int, cache_bytes: int, available_bytes: int) -> None:
+    """Raise `ModelError` with the figures where the cache of a text needs more memory than there is."""
+    if cache_bytes > available_bytes:
+        raise ModelError(
+            f"a text of {num_tokens:,} tokens needs {_gib(cache_bytes)} more for its keys and values and "
+            f"{_gib(available_bytes)} are free: use a shorter document, method rag, or a smaller model, or free some "
+            "memory (`rapid plan` says what a document needs)"
+        )
+
+
 def _scratch_bytes(shape: ModelShape, length: int, on_cpu: bool) -> int:
     """Activations of one prefill chunk in float32 (feed-forward block, projections of attention), its causal mask as
     booleans and numbers, and on a CPU a layer's keys and values for all heads."""
