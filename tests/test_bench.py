@@ -17,7 +17,9 @@ from rapid.bench.prompts import choose, load_items
 from rapid.bench.setup import Models
 from rapid.bench.summary import summarise
 from rapid.cli import main as command
+from rapid.engine import Engine
 from rapid.errors import InvalidParameter
+from rapid.models.cache import GrowingCache
 from rapid.params import Retrieval, Speculation
 
 ROW = (
@@ -138,6 +140,24 @@ class TestDecode:
         assert all(row["equal_to_lc"] for row in found["rows"])
         assert found["conditions"]["ends"] == "suppressed"
 
+    def test_questions_on_one_text_share_its_reading(self, settings, tmp_path, task, monkeypatch):
+        """Of three questions two are on one text: it is read once, and its reading is charged to all answers on it."""
+        items = [json.loads(line) for line in Path(task).read_text().splitlines()[:2]]
+        items = [items[0], items[1], {**items[0], "id": "again", "question": "When was the tower built?"}]
+        path = tmp_path / "shared.jsonl"
+        path.write_text("".join(json.dumps(item) + "\n" for item in items))
+        opened = []
+        open_ = Engine.open
+        monkeypatch.setattr(Engine, "open", lambda self, *a, **o: opened.append(1) or open_(self, *a, **o))
+        quick = settings_like(settings, tasks=(str(path),), prompts=3, methods=("hf-plain", "lc", "auto"), repeats=1)
+        rows = bench_decode(quick, lambda line: None)["rows"]
+        assert list(dict.fromkeys(row["prompt"] for row in rows)) == ["tower", "mill", "again"]
+        assert len(opened) == 2
+        ours = [row for row in rows if row["method"] != "hf-plain" and row["prompt"] != "tower"]
+        assert len({row["prefill_s"] for row in ours}) == 1
+        assert all(row["ttft_s"] > row["prefill_s"] > 0 for row in rows)
+        assert all(row["equal_to_lc"] for row in rows)
+
     def test_the_report_so_far_is_saved_after_each_prompt(self, settings):
         sizes: list[int] = []
         quick = settings_like(settings, methods=("lc",), repeats=1)
@@ -174,6 +194,20 @@ def test_suppressed_ends_come_back(tiny_engine):
     kept = [i for i in range(during.shape[-1]) if i not in (0, 2)]
     assert torch.equal(during[..., kept], before[..., kept])
     assert torch.equal(model(input_ids=ids).logits, before)
+
+
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_so_do_those_of_our_forward_pass(tiny_engine, length):
+    """Short blocks, by plain and by blocked products."""
+    model = tiny_engine.backend.target_model
+    ids = list(range(5, 5 + length))
+    before = model.run(ids, GrowingCache(model.num_layers), 0)
+    with without_ends([model, model], [0, 2]):
+        during = model.run(ids, GrowingCache(model.num_layers), 0)
+    assert torch.isneginf(during[..., [0, 2]]).all()
+    assert torch.equal(during[..., 3:], before[..., 3:])
+    assert torch.equal(model.run(ids, GrowingCache(model.num_layers), 0), before)
+    assert "run" not in vars(model)
 
 
 PROMPT = [3 + (i * i) % 200 for i in range(400)]

@@ -103,6 +103,23 @@ class TestChat:
         second = session.ask("When?", history=[("Who?", first)], speculation=speculation, sampling=sampling).text
         assert out.splitlines() == [first, second]
 
+    def test_its_settings_are_those_of_ask(self, run, document, tiny, monkeypatch, make_model_dir):
+        """What `rapid ask` calls by the same name reaches the session, and the drafter its device."""
+        given, loaded = [], []
+        stream, load = Session.stream, rapid.Engine.load
+        monkeypatch.setattr(Session, "stream", lambda self, q, **o: given.append(o) or stream(self, q, **o))
+        monkeypatch.setattr(rapid.Engine, "load", lambda *a, **o: loaded.append(o) or load(*a, **o))
+        options = [
+            *("--lossless", "--min-draft-prob", "0.2", "--streaming-sinks", "2", "--streaming-window", "64"),
+            *("--temperature", "0.7", "--top-k", "5", "--min-p", "0.1", "--drafter", make_model_dir(seed=1)),
+            *("--drafter-device", "cpu", "--drafter-dtype", "float32"),
+        ]
+        assert run("chat", document, *tiny, *options, lines="Who?")[0] == 0
+        speculation, sampling = given[0]["speculation"], given[0]["sampling"]
+        assert (speculation.min_draft_prob, speculation.streaming_sinks, speculation.streaming_window) == (0.2, 2, 64)
+        assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0.7, 5, 0.1)
+        assert (loaded[0]["drafter_device"], loaded[0]["drafter_dtype"]) == ("cpu", "float32")
+
     def test_no_questions_no_answers(self, run, document, tiny):
         assert run("chat", document, *tiny) == (0, "", "")
 

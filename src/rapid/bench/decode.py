@@ -99,34 +99,45 @@ def bench_decode(settings: DecodeSettings, say: Say, save: Save | None = None) -
     rows: list[dict[str, Any]] = []
     report = {"conditions": loaded.conditions(**_described(settings)), "rows": rows, "summary": [], "groups": []}
     models = [*loaded.models, *(peer.models if peer else [])]
+    reading: _Reading | None = None
     with _ends(settings, models, engine.backend.target.eos_token_ids):
         for number, prompt in enumerate(prompts):
-            say(f"[{number + 1}/{len(prompts)}] {prompt.id}: reading {prompt.context} tokens")
-            # No name is kept: the caches of a prompt are gone before the next one is read.
-            rows += _PromptBench(settings, engine, peer, prompt).rows(number, say)
+            say(f"[{number + 1}/{len(prompts)}] {prompt.id}: {prompt.context} tokens")
+            if reading is None or reading.text != prompt.text:
+                reading = None  # the caches of a text are gone before the next one is read
+                reading = _Reading(settings, engine, prompt)
+            rows += _PromptBench(settings, reading, peer, prompt).rows(number, say)
             report.update(summarise(rows))
             if save:
                 save(report)
     return report
 
 
-class _PromptBench:
-    """All answers to one prompt."""
+class _Reading:
+    """A text as our engine has read it, for all prompts on it. `prefill_s`: what its first answer had to read."""
 
-    def __init__(
-        self, settings: DecodeSettings, engine: Engine, peer: TransformersPeer | None, prompt: BenchPrompt
-    ) -> None:
+    def __init__(self, settings: DecodeSettings, engine: Engine, prompt: BenchPrompt) -> None:
         from rapid.types import Document
 
-        self._settings, self._prompt, self._peer = settings, prompt, peer
-        self._session: Session = engine.open(
+        self.text = prompt.text
+        self.prefill_s = 0.0
+        self.prompter = engine.target_prompter
+        self.session: Session = engine.open(
             Document(prompt.text, prompt.id),
             retrieval=settings.retrieval,
             reserve_tokens=settings.max_new_tokens + _QUESTION_TOKENS,
         )
-        ids = engine.target_prompter.encode(self._session.context, prompt.question, retrieved=False)
+
+
+class _PromptBench:
+    """All answers to one prompt."""
+
+    def __init__(
+        self, settings: DecodeSettings, reading: _Reading, peer: TransformersPeer | None, prompt: BenchPrompt
+    ) -> None:
+        self._settings, self._reading, self._prompt, self._peer = settings, reading, prompt, peer
+        ids = reading.prompter.encode(reading.session.context, prompt.question, retrieved=False)
         self._prompt_tokens = len(ids)
-        self._prefill_s = 0.0
         self._draft_reading_s = {"retrieval": 0.0, "prefill": 0.0}
         self._plain = self._ask("lc").token_ids
         self._peer_plain: list[int] | None = None
@@ -157,22 +168,22 @@ class _PromptBench:
 
     def _ask(self, method: str) -> Run:
         restart_peak_rss()
-        answer = self._session.ask(
+        answer = self._reading.session.ask(
             self._prompt.question,
             speculation=self._settings.speculation(method),
             sampling=Sampling(max_new_tokens=self._settings.max_new_tokens, seed=0),
         )
         stats = answer.stats
         # The first answer's figures include the reading of the document, which later ones found read.
-        self._prefill_s = max(self._prefill_s, stats.prefill_s)
+        prefill_s = self._reading.prefill_s = max(self._reading.prefill_s, stats.prefill_s)
         drafts = {"retrieval": stats.retrieval_s, "prefill": stats.draft_prefill_s}
         first_round_s = stats.ttft_s - stats.load_s - stats.prefill_s - sum(drafts.values())
         if answer.draft_prompt_tokens:
             drafts = self._draft_reading_s = {k: max(v, self._draft_reading_s[k]) for k, v in drafts.items()}
         return Run(
             token_ids=answer.token_ids,
-            prefill_s=self._prefill_s,
-            ttft_s=self._prefill_s + sum(drafts.values()) + first_round_s,
+            prefill_s=prefill_s,
+            ttft_s=prefill_s + sum(drafts.values()) + first_round_s,
             decode_s=stats.decode_s,
             draft_s=stats.draft_s,
             verify_s=stats.verify_s,

@@ -35,16 +35,18 @@ def load_items(tasks: Sequence[str]) -> list[Item]:
 
 
 def choose(items: Sequence[Item], prompter: Prompter, context: int, count: int) -> list[BenchPrompt]:
-    """`count` prompts of `context` tokens, kinds of answer in turn. Raises `InvalidParameter` where there are fewer
+    """`count` prompts of `context` tokens, kinds of answer in turn, then ordered so that those on one text stand
+    together. Raises `InvalidParameter` where there are fewer
     items, or too little text to fill the context."""
     lengths = {text: prompter.count(text) for text in dict.fromkeys(item.context for item in items)}
     ranked = sorted(items, key=lambda item: _rank(lengths[item.context], context))
     chosen = _in_turn(ranked, lengths, context)[:count]
     if len(chosen) < count:
         raise InvalidParameter(f"the tasks hold {len(chosen)} questions, not {count}; ask for fewer, or give a --task")
+    texts = list(dict.fromkeys(item.context for item in chosen))
     return [
         BenchPrompt(item.id, context, _fitted(item, lengths, prompter, context), item.query, item.metric)
-        for item in chosen
+        for item in sorted(chosen, key=lambda item: texts.index(item.context))
     ]
 
 

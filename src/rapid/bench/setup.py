@@ -13,6 +13,7 @@ from rapid.planning import PACKED_SUFFIX
 if TYPE_CHECKING:
     from rapid.backends.local import LocalBackend
     from rapid.engine import Engine
+    from rapid.models.hf import HFModel
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class Loaded:
     malloc: dict[str, int | None]
 
     @property
-    def models(self) -> list[Any]:
-        """The transformers models of target and drafter."""
-        return [self.backend.target_model.model, self.backend.drafter_model.model]
+    def models(self) -> list[HFModel]:
+        """Target and drafter."""
+        return [self.backend.target_model, self.backend.drafter_model]
 
     def conditions(self, **further: Any) -> dict[str, Any]:
         """The report's conditions, with what this benchmark adds."""

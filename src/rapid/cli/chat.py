@@ -42,14 +42,21 @@ def chat(
     alpha: options.Alpha = _SPECULATION.alpha,
     num_draft_tokens: options.NumDraftTokens = "auto",
     temperature: options.Temperature = _SAMPLING.temperature,
+    top_k: options.TopK = _SAMPLING.top_k,
     top_p: options.TopP = _SAMPLING.top_p,
+    min_p: options.MinP = _SAMPLING.min_p,
     max_new_tokens: options.MaxNewTokens = _SAMPLING.max_new_tokens,
     seed: options.Seed = None,
     target: options.Target = "embedded",
     drafter: options.Drafter = "self",
     device: options.Device = "cpu",
     dtype: options.Dtype = "float32",
+    drafter_device: options.DrafterDevice = None,
+    drafter_dtype: options.DrafterDtype = None,
     threads: options.Threads = None,
+    streaming_sinks: options.StreamingSinks = _SPECULATION.streaming_sinks,
+    streaming_window: options.StreamingWindow = _SPECULATION.streaming_window,
+    min_draft_prob: options.MinDraftProb = _SPECULATION.min_draft_prob,
     ranking: options.Ranking = _RETRIEVAL.ranking,
     embedder: options.Embedder = _RETRIEVAL.embedder,
     context_budget: options.ContextBudget = None,
@@ -60,12 +67,16 @@ def chat(
     Answers go to stdout, figures and messages to stderr. The end of the input ends the conversation; on a terminal
     Ctrl-C stops an answer, or, between two, the conversation.
     """
-    speculation = options.speculation(method, lossless, eta, law, alpha, num_draft_tokens)
-    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed, max_new_tokens=max_new_tokens)
+    speculation = options.speculation(
+        method, lossless, eta, law, alpha, num_draft_tokens, streaming_sinks, streaming_window, min_draft_prob
+    )
+    sampling = Sampling(temperature, top_k, top_p, min_p, seed, max_new_tokens)
     retrieval = Retrieval(ranking=cast(Any, ranking), embedder=embedder, context_budget=context_budget)
     if "-" in (documents or ()):
         raise InvalidParameter("chat takes its questions from standard input, so no document; name the file")
-    opening = Opening(documents or [], session, retrieval, target, drafter, device, dtype, threads)
+    opening = Opening(
+        documents or [], session, retrieval, target, drafter, device, dtype, threads, drafter_device, drafter_dtype
+    )
     opened = opening.open(
         lambda engine: min(_TURNS * max_new_tokens, engine.backend.target.window // 2), prefill=method != "rag"
     )
