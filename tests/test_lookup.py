@@ -10,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rapid.backends.reader import LocalReader
 from rapid.drafting.base import buckets
 from rapid.drafting.cascade import CascadeDrafter
 from rapid.drafting.lookup import LookupDrafter, LookupIndex, SuffixAutomaton
 from rapid.errors import InvalidParameter
+from rapid.models.toy import Script
 from rapid.params import Speculation
 from rapid.sampling.warp import TokenWarp
 from rapid.types import Proposal
@@ -194,3 +196,22 @@ def test_cascade_asks_the_lookup_first_and_keeps_the_model_posted():
     assert model.emitted == [1, 2, 3]
     with pytest.raises(InvalidParameter):
         CascadeDrafter({})
+
+
+def test_an_earlier_question_is_no_part_of_the_document():
+    """Its words are not proposed to the next one; the document's are, by an index that is then made no more."""
+    document, first, second = [*range(10, 40), *range(10, 40)], [90, 91, 92, 93], [80, 81]
+    model = Script([1], vocab_size=100, eos_token_ids=(0,))
+    reader = LocalReader(model, model)
+
+    def proposed(question, *output):
+        drafter = reader._lookup_drafter([*document, *question])
+        drafter.commit(output)
+        return drafter.propose(2, TokenWarp(), torch.Generator(), need_probs=False).token_ids
+
+    assert proposed(first, 90, 91) == [92, 93]
+    assert proposed(second, 90, 91) == []
+    index = reader._lookup[1]
+    assert proposed(second, 12, 13) == [14, 15]
+    assert proposed(first, 90, 91) == [92, 93]
+    assert reader._lookup[1] is index

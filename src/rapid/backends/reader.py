@@ -269,11 +269,15 @@ class LocalReader:
         return self._drafter_model.step_bytes(draft_tokens) / self._target_model.step_bytes(target_tokens)
 
     def _lookup_drafter(self, prompt: Sequence[int]) -> LookupDrafter:
-        """Follows the document through an index built once; what differs between questions is context."""
+        """Follows the document through an index made at the first question, and once more at the second, when it
+        shows where the document ends; what differs between questions is context."""
         if self._lookup is not None:
             known, index = self._lookup
             shared = shared_prefix(known, prompt)
             if 2 * shared >= len(known):
+                if shared < len(known):
+                    index = LookupIndex(prompt[:shared])
+                    self._lookup = list(prompt[:shared]), index
                 return LookupDrafter(index, self._target_model.eos_token_ids, context=prompt[shared:])
         index = LookupIndex(prompt)
         self._lookup = list(prompt), index
