@@ -1,5 +1,7 @@
 """The decode loop on models whose every answer is known: limits, ends, windows, seeds, counters, failures."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -311,18 +313,29 @@ def test_shared_prefix(first, second, length):
 # --- failures (kin of B20) -------------------------------------------------------------------------------------
 
 
-def test_a_failure_inside_the_target_leaves_the_sequence_usable():
-    """A layer that fails on the third pass, after others have written their cache: the next request is as new."""
-    model = tiny(0)
-    expected = Run(model, tiny(1), max_new=12).token_ids
-    sequence, last_layer = model.new_sequence(), model.model.model.layers[-1]
+def fail_in_the_last_layer(model, number):
+    """Its pass of that number fails there, after the other layer has written its cache; by either forward pass."""
     calls = []
 
-    def fail_on_the_third(module, args):
+    def count(*args):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == number:
             raise RuntimeError("out of memory")
 
+    if model._short_blocks is None:
+        return model.model.model.layers[-1].register_forward_pre_hook(count).remove
+    last = model._short_blocks.layers[-1]
+    failing = replace(last, out=lambda x: count() or last.out(x))
+    model._short_blocks.layers[-1] = failing
+    return lambda: model._short_blocks.layers.__setitem__(-1, last)
+
+
+@pytest.mark.parametrize("short_blocks", [False, True])
+def test_a_failure_inside_the_target_leaves_the_sequence_usable(short_blocks):
+    """The third pass fails: the next request is as new."""
+    model = tiny(0, short_blocks=short_blocks)
+    expected = Run(model, tiny(1), max_new=12).token_ids
+    sequence = model.new_sequence()
     settings = DecodeSettings(GREEDY, AcceptanceRule(), FixedDraft("model", 4))
 
     def answer(sequence):
@@ -335,23 +348,23 @@ def test_a_failure_inside_the_target_leaves_the_sequence_usable():
         return [t for r in rounds for t in r.token_ids]
 
     for _ in range(3):
-        calls.clear()
-        hook = last_layer.register_forward_pre_hook(fail_on_the_third)
+        restore = fail_in_the_last_layer(model, 3)
         with pytest.raises(RuntimeError, match="out of memory"):
             answer(sequence)
-        hook.remove()
+        restore()
         assert answer(sequence) == expected
 
 
-def test_a_pass_that_failed_half_way_can_be_repeated():
-    model = tiny(0)
+@pytest.mark.parametrize("short_blocks", [False, True])
+def test_a_pass_that_failed_half_way_can_be_repeated(short_blocks):
+    model = tiny(0, short_blocks=short_blocks)
     sequence = model.new_sequence()
     sequence.prefill(PROMPT)
-    hook = model.model.model.layers[-1].register_forward_pre_hook(lambda module, args: 1 / 0)
     for read in (sequence.forward, sequence.prefill):
-        with pytest.raises(ZeroDivisionError):
+        restore = fail_in_the_last_layer(model, 1)
+        with pytest.raises(RuntimeError, match="out of memory"):
             read([7, 8])
-    hook.remove()
+        restore()
     assert sequence.token_ids == PROMPT
     torch.testing.assert_close(sequence.forward([7, 8]), model.new_sequence().forward([*PROMPT, 7, 8])[-2:])
 

@@ -107,7 +107,7 @@ def has_blocked_products() -> bool:
     """Whether this PyTorch has oneDNN's products over blocked weights; they are no public API, so they are tried."""
     if not torch.backends.mkldnn.is_available():
         return False
-    x, weight = torch.rand(_LEAST_ROWS, 16), torch.rand(32, 16)
+    x, weight = (torch.linspace(-1, 1, rows * 16).view(rows, 16) for rows in (_LEAST_ROWS, 32))
     try:
         blocked = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
         out = torch.ops.mkldnn._linear_pointwise(x, blocked, None, "none", [], "")

@@ -161,10 +161,12 @@ def tiny(
     kv_heads: int = 2,
     window: int = 2048,
     eos_token_ids: Iterable[int] = (),
+    short_blocks: bool = True,
 ) -> HFModel:
     """A random Llama of two layers in float32 with grouped attention, the same for the same arguments.
 
-    `head_rows` (default: `vocab_size`) pads its embedding and output head beyond the tokenizer's ids.
+    `head_rows` (default: `vocab_size`) pads its embedding and output head beyond the tokenizer's ids. Without
+    `short_blocks` all of its forward passes are transformers' own.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -189,5 +191,6 @@ def tiny(
         llama = LlamaForCausalLM(config).eval()
     model = HFModel(llama, name=f"tiny-{seed}", vocab_size=vocab_size, eos_token_ids=frozenset(eos_token_ids))
     model.use_grouped_attention()
-    model.use_short_blocks()
+    if short_blocks:
+        model.use_short_blocks()
     return model
