@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from rapid.drafting.model import ModelDrafter
@@ -113,8 +113,9 @@ class _Ahead:
 
     def stop(self) -> None:
         """End the drafting. What was not emitted leaves the inner drafter's history; its cache is put right by the
-        next `commit` or `start`."""
+        next `commit` or `start`. A failure of what is thrown away is no failure: whoever needs the model meets it."""
         self._cancelled.set()
-        self.rest.result()
+        wait([self.rest])
         if not self._came_true:
-            self._inner.retract(len(self._block) + len(self._guess.result()))
+            guess = [] if self._guess.exception() else self._guess.result()
+            self._inner.retract(len(self._block) + len(guess))

@@ -92,7 +92,7 @@ def _cut(length: int, parts: int) -> tuple[int, int]:
     return part, (length - part) // (parts - 1)
 
 
-@lru_cache(maxsize=4)  # all layers of a forward pass share it
+@lru_cache(maxsize=2)  # all layers of a forward pass share it; for long caches it is megabytes
 def _parts_mask(n: int, group: int, length: int, parts: int, dtype: torch.dtype) -> torch.Tensor | None:
     """What is added to the scores of each part [parts, 1, group * n, part]: -inf where a key comes after the token
     or belongs to the part before as well; None where nothing has to be hidden."""
