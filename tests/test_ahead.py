@@ -163,7 +163,7 @@ class TakesTurns:
     def __init__(self, seed):
         self._random = random.Random(seed)
 
-    def choose(self, remaining, buckets):
+    def choose(self, remaining, outlooks):
         return PLAIN if self._random.random() < 0.4 else Choice("model", self._random.randint(1, 6))
 
     def observe(self, *args):

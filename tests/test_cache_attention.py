@@ -169,6 +169,34 @@ def test_a_cache_cut_into_parts_gives_the_attention_over_all_of_it(heads, kv_hea
     close(ours.view(1, heads, n, 8), expected, tolerance=1e-5)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (14, 2), (4, 4)])
+@pytest.mark.parametrize("n", [2, 5, 32])
+@pytest.mark.parametrize("length", [32, 700])
+def test_attention_by_plain_products(heads, kv_heads, n, length):
+    """Values may be of another size than keys; keys beyond the length are garbage that must not be read."""
+    query = torch.randn(1, heads, n, 8)
+    key, value = (torch.full((1, kv_heads, 800, d), torch.nan)[:, :, :length] for d in (8, 5))
+    key.normal_(), value.normal_()
+    ours = attention.product_attention(query.reshape(1, kv_heads, -1, 8), key, value, n, 0.3)
+    mask = torch.ones(n, length, dtype=torch.bool).tril_(length - n)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True
+    )
+    close(ours.view(1, heads, n, 5), expected, tolerance=1e-5)
+
+
+def test_products_are_taken_for_blocks_whose_scores_may_be_held(monkeypatch):
+    taken = []
+    products = attention.product_attention
+    monkeypatch.setattr(attention, "product_attention", lambda *a: taken.append(a[3]) or products(*a))
+    monkeypatch.setattr(attention, "_MOST_SCORES", 6 * 8 * 300)
+    key = torch.randn(1, 2, 300, 8)
+    for n in (1, 5, 8, 9):
+        attention.grouped_attention(torch.randn(1, 6, n, 8), key, key, 0.3)
+    attention.grouped_attention(torch.randn(1, 6, 5, 8), key.half(), key.half(), 0.3)
+    assert taken == [5, 8]
+
+
 def test_parts_occupy_all_threads_and_are_not_too_short():
     assert [attention.num_parts(3, 8000, threads) for threads in (1, 2, 3, 4, 8)] == [1, 2, 1, 4, 8]
     assert [attention.num_parts(2, 8000, threads) for threads in (2, 16)] == [1, 8]

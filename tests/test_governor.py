@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from rapid.decode.governor import PLAIN, Choice, Governor
+from rapid.drafting.base import MODEL_OUTLOOK, Prior
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def answer(governor, machine, acceptance, tokens, seed, noise):
     timer = Timer(rng, noise)
     emitted, seconds, choices = 0, 0.0, []
     while emitted < tokens:
-        choice = governor.choose(tokens - emitted + 100, dict.fromkeys(machine.draft, 0))
+        choice = governor.choose(tokens - emitted + 100, dict.fromkeys(machine.draft, MODEL_OUTLOOK))
         drafted = choice.num_draft_tokens
         accepted = 0
         while accepted < drafted and rng.random() < acceptance(emitted):
@@ -132,23 +133,32 @@ def test_an_answer_that_turns_after_a_good_one_is_safe_too(tokens):
             answer(governor, machine, lambda _: 0.9, 100, seed, 0.1)
             governor.next_answer()
             speed, _ = answer(governor, machine, lambda _: 0.0, tokens, seed, 0.1)
-            assert speed >= 0.96, (machine, seed)
+            # 0.4 steps and 1.5 % may be lost, by costs that are known to a few percent.
+            assert speed >= (0.95 if tokens == 20 else 0.96), (machine, seed)
 
 
 def test_acceptance_that_falls_within_an_answer():
     """Sixty good tokens, then nothing is accepted: what was gained is not spent again."""
-    for seed in range(5):
+    speeds, plain = [], []
+    for seed in range(10):
         governor = calibrated(CPU_LOOKUP, seed, 0.1)
         speed, choices = answer(governor, CPU_LOOKUP, lambda at: 0.9 if at < 60 else 0.0, 200, seed, 0.1)
-        assert speed >= 1.03
-        assert Counter(choices[-60:])[PLAIN] >= 50
+        speeds.append(speed)
+        plain.append(Counter(choices[-60:])[PLAIN])
+    assert min(plain) >= 40
+    assert statistics.mean(plain) >= 50
+    assert min(speeds) >= 1.0
+    assert statistics.mean(speeds) >= 1.03
 
 
 def test_acceptance_that_rises_is_found():
-    for seed in range(5):
+    lengths = []
+    for seed in range(10):
         governor = calibrated(CPU_LOOKUP, seed, 0.1)
         _, choices = answer(governor, CPU_LOOKUP, lambda at: 0.0 if at < 100 else 0.95, 300, seed, 0.1)
-        assert statistics.mean(c.num_draft_tokens for c in choices[-10:]) > 3
+        lengths.append(statistics.mean(c.num_draft_tokens for c in choices[-10:]))
+    assert min(lengths) >= 3
+    assert statistics.mean(lengths) > 6
 
 
 @pytest.mark.parametrize("machine", [CPU_LOOKUP, CPU_MODEL, CPU_BOTH, GPU, GPU_SMALL_DRAFTER])
@@ -179,26 +189,40 @@ def test_the_control_a_fixed_draft_loses_where_the_governor_does_not():
     assert speed >= 0.97
 
 
-def test_match_buckets_are_told_apart():
+def test_classes_of_tokens_are_told_apart():
     """Long matches are always right, short ones never: only the long ones are drafted in the end."""
     governor = calibrated(CPU_LOOKUP, 0, 0.0)
     late = []
     for i in range(200):
-        bucket = 8 if i % 3 == 0 else 4
-        choice = governor.choose(1000, {"lookup": bucket})
+        kind = "long" if i % 3 == 0 else "short"
+        choice = governor.choose(1000, {"lookup": [Prior(kind, 1.0, 1.0)] * 12})
         drafted = choice.num_draft_tokens
-        accepted = drafted if bucket == 8 else 0
+        accepted = drafted if kind == "long" else 0
         governor.observe(choice, drafted, accepted, 0.0, CPU_LOOKUP.verify(drafted + 1))
         if i >= 100:
-            late.append((bucket, drafted))
-    assert statistics.mean(n for b, n in late if b == 8) > 8
-    assert statistics.mean(n for b, n in late if b == 4) < 1
+            late.append((kind, drafted))
+    assert statistics.mean(n for b, n in late if b == "long") > 8
+    assert statistics.mean(n for b, n in late if b == "short") < 1
+    assert governor.explain()["acceptance"]["lookup"]["long"][0] > 0.99
+
+
+def test_what_is_known_of_a_class_beforehand_is_used_at_once():
+    """A draft ends before the first token that is not worth its cost, and no later than there are tokens."""
+    sure, unsure = Prior("sure", 8.0, 0.5), Prior("unsure", 0.5, 8.0)
+
+    def drafted(outlook):
+        return calibrated(CPU_LOOKUP, 0, 0.0).choose(1000, {"lookup": outlook}).num_draft_tokens
+
+    assert drafted([sure] * 12) == 2  # as much as may be lost
+    assert drafted([sure]) == 1
+    assert drafted([sure, unsure, unsure]) == 1
+    assert drafted([unsure] * 12) == 0
 
 
 def test_begins_plainly_when_nothing_was_timed():
     governor = Governor({"model": 0.4})
     for _ in range(3):
-        assert governor.choose(100, {"model": 0}) == PLAIN
+        assert governor.choose(100, {"model": MODEL_OUTLOOK}) == PLAIN
         governor.observe(PLAIN, 0, 0, 0.0, 0.1)
 
 
@@ -206,10 +230,10 @@ def test_asks_only_for_what_is_there_and_what_is_left():
     governor = calibrated(GPU_SMALL_DRAFTER, 0, 0.0, max_draft_tokens=4)
     answer(governor, GPU_SMALL_DRAFTER, lambda _: 1.0, 100, 0, 0.0)
     assert governor.choose(100, {}) == PLAIN
-    assert governor.choose(100, {"model": 0}) == Choice("model", 4)
+    assert governor.choose(100, {"model": MODEL_OUTLOOK}) == Choice("model", 4)
     # One token of the two that remain is the target's own.
-    assert governor.choose(2, {"model": 0}).num_draft_tokens == 1
-    assert governor.choose(1, {"model": 0}) == PLAIN
+    assert governor.choose(2, {"model": MODEL_OUTLOOK}).num_draft_tokens == 1
+    assert governor.choose(1, {"model": MODEL_OUTLOOK}) == PLAIN
 
 
 def test_a_machine_slower_as_a_whole_changes_nothing():
@@ -224,7 +248,7 @@ def test_explains_itself():
     report = governor.explain()
     assert report["num_draft_tokens"] == [c.num_draft_tokens for c in choices]
     assert report["drafters"] == [c.drafter for c in choices]
-    assert report["verify_steps"][5] == pytest.approx(CPU_LOOKUP.verify(5) / CPU_LOOKUP.step, rel=0.4)
+    assert report["verify_steps"][2] == pytest.approx(CPU_LOOKUP.verify(2) / CPU_LOOKUP.step, rel=0.4)
     assert report["gained_steps"] > 0
     governor.next_answer()
     assert governor.explain()["num_draft_tokens"] == []

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rapid.backends.reader import LocalReader
-from rapid.drafting.base import buckets
+from rapid.drafting.base import MODEL_OUTLOOK, outlooks
 from rapid.drafting.cascade import CascadeDrafter
-from rapid.drafting.lookup import LookupDrafter, LookupIndex, SuffixAutomaton
+from rapid.drafting.lookup import KEPT_AFTER_MATCH, LookupDrafter, LookupIndex, SuffixAutomaton
 from rapid.errors import InvalidParameter
 from rapid.models.toy import Script
 from rapid.params import Speculation
@@ -40,27 +40,35 @@ def naive_lookup(document, context, output, num_tokens, min_match, eos=()):
             in_document = n
         if any(end + 1 < len(recent) for end in ends(recent, suffix)):
             in_recent = n
-    if max(in_document, in_recent) < min_match:
-        return [], 0
-    draft: list[int] = []
-    if in_document > in_recent:
+    draft: list[tuple[int, tuple[str, int]]] = []
+    if in_document >= min_match:
         matched = output[-in_document:]
         while len(draft) < num_tokens:
-            found = [end for end in ends(document, matched + draft) if end + 1 < len(document)]
+            found = [end for end in ends(document, matched) if end + 1 < len(document)]
             if not found:
                 break
             counts = Counter(document[end + 1] for end in found)
             latest = {document[end + 1]: end for end in found}
-            draft.append(max(counts, key=lambda t: (counts[t], latest[t])))
-    else:
+            token = max(counts, key=lambda t: (counts[t], latest[t]))
+            draft.append((token, ("sole" if len(counts) == 1 else "likely", min(len(matched), 8))))
+            matched = [*matched, token]
+    if in_recent >= min_match:
         copied = list(recent)
+        copy: list[tuple[int, tuple[str, int]]] = []
         position = min(end for end in ends(recent, output[-in_recent:]) if end + 1 < len(recent)) + 1
-        while len(draft) < num_tokens and copied[position] is not None:
-            draft.append(copied[position])
+        while len(copy) < num_tokens and copied[position] is not None:
+            copy.append((copied[position], ("recent", min(in_recent + len(copy), 8))))
             copied.append(copied[position])
             position += 1
-    stops = [i for i, token in enumerate(draft) if token in eos]
-    return (draft[: stops[0] + 1] if stops else draft), max(in_document, in_recent)
+        if copy and (not draft or chance(copy) >= chance(draft)):
+            draft = copy
+    stops = [i for i, (token, _) in enumerate(draft) if token in eos]
+    return draft[: stops[0] + 1] if stops else draft
+
+
+def chance(draft):
+    place, length = draft[0][1]
+    return KEPT_AFTER_MATCH[place][length - 1]
 
 
 @settings(max_examples=400, deadline=None)
@@ -68,10 +76,9 @@ def naive_lookup(document, context, output, num_tokens, min_match, eos=()):
 def test_lookup_is_the_naive_search(document, context, output, num_tokens, min_match):
     drafter = LookupDrafter(LookupIndex(document), [3], context=context, min_match=min_match)
     for n in range(len(output) + 1):
-        expected, length = naive_lookup(document, context, output[:n], num_tokens, min_match, eos=(3,))
-        assert drafter.lookup(num_tokens) == expected
-        assert drafter.match_length == length
-        assert (drafter.bucket > 0) == (length > 0)
+        expected = naive_lookup(document, context, output[:n], num_tokens, min_match, eos=(3,))
+        assert drafter.lookup(num_tokens) == [token for token, _ in expected]
+        assert [prior.kind for prior in drafter.outlook(num_tokens)] == [kind for _, kind in expected]
         drafter.commit(output[n : n + 1])
 
 
@@ -91,7 +98,7 @@ def test_automaton_accepts_the_substrings_and_nothing_else(text):
 
 
 def test_examples_by_hand():
-    """Words as tokens: the longer match wins, then what followed more often, then what was seen last."""
+    """Words as tokens: what followed the longest match more often, then what was seen last."""
     text = "the red fox ran . a red fox sat . the red fox sat ."
     document = text.split()
     words = sorted(set(document))
@@ -99,8 +106,22 @@ def test_examples_by_hand():
     drafter = LookupDrafter(LookupIndex(ids), [])
     assert drafter.lookup(5) == []
     drafter.commit([words.index("red"), words.index("fox")])
-    assert drafter.match_length == 2
     assert [words[i] for i in drafter.lookup(3)] == ["sat", ".", "the"]
+
+
+def test_a_short_match_in_the_output_beats_a_longer_one_in_the_document():
+    """By how often either was right: two tokens repeated by the answer itself, against three in the document."""
+    drafter = LookupDrafter(LookupIndex([1, 2, 3, 4, 5, 6]), [])
+    drafter.commit([2, 3, 9, 1, 2, 3])
+    assert drafter.lookup(1) == [9]
+    drafter = LookupDrafter(LookupIndex([1, 2, 3, 4, 5, 6]), [], min_match=1)
+    drafter.commit([3, 9, 1, 2, 3])
+    assert drafter.lookup(1) == [4]
+
+
+def test_chances_rise_with_the_length_of_the_match():
+    for shares in KEPT_AFTER_MATCH.values():
+        assert list(shares) == sorted(shares)
 
 
 def test_index_is_shared_and_never_changed():
@@ -148,8 +169,6 @@ def test_128k_tokens_take_seconds_to_index_and_microseconds_to_follow(kind):
         drafter.commit([document[position]])
         drafter.lookup(8)
     assert (time.process_time() - start) / 4000 < 1e-3
-    longest = drafter.match_length
-    assert longest == 4000
     assert drafter.lookup(8) == document[64_000:64_008]
 
 
@@ -184,12 +203,12 @@ def test_cascade_asks_the_lookup_first_and_keeps_the_model_posted():
     cascade.start()
     assert model.started == 1
     generator = torch.Generator()
-    assert buckets(cascade.drafters) == {"model": 0}
+    assert outlooks(cascade.drafters) == {"model": MODEL_OUTLOOK}
     from_model = cascade.propose(2, GREEDY, generator, need_probs=True)
     assert from_model.token_ids == [99, 99]
     assert from_model.probs is not None
     cascade.commit([1, 2])
-    assert buckets(cascade.drafters).keys() == {"lookup", "model"}
+    assert outlooks(cascade.drafters).keys() == {"lookup", "model"}
     assert cascade.propose(2, GREEDY, generator, need_probs=True) == Proposal([3, 4], None)
     assert model.asked == 1
     cascade.commit([3])

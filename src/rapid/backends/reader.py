@@ -19,7 +19,7 @@ from rapid.decode.loop import DecodeSettings, decode
 from rapid.drafting.ahead import AheadDrafter
 from rapid.drafting.base import Drafter
 from rapid.drafting.cascade import CascadeDrafter
-from rapid.drafting.lookup import LookupDrafter, LookupIndex
+from rapid.drafting.lookup import MIN_MATCH, LookupDrafter, LookupIndex
 from rapid.drafting.model import ModelDrafter, shared_prefix
 from rapid.drafting.retokenize import RetokenizingDrafter
 from rapid.drafting.streaming import StreamingDrafter
@@ -204,7 +204,9 @@ class LocalReader:
         something to propose, lookups before the model."""
         made: dict[str, Drafter] = {}
         if "lookup" in request.drafters:
-            made["lookup"] = self._lookup_drafter(request.target_prompt)
+            # What short matches are worth is the governor's to judge.
+            min_match = 1 if request.num_draft_tokens == "auto" else MIN_MATCH
+            made["lookup"] = self._lookup_drafter(request.target_prompt, min_match)
         if "model" in request.drafters:
             made["model"] = self._model_drafter(self._drafting, request)
         if "full" in request.drafters:
@@ -268,9 +270,10 @@ class LocalReader:
         """A drafted token in steps of the target, by the memory each has to stream: weights and cache."""
         return self._drafter_model.step_bytes(draft_tokens) / self._target_model.step_bytes(target_tokens)
 
-    def _lookup_drafter(self, prompt: Sequence[int]) -> LookupDrafter:
+    def _lookup_drafter(self, prompt: Sequence[int], min_match: int = MIN_MATCH) -> LookupDrafter:
         """Follows the document through an index made at the first question, and once more at the second, when it
         shows where the document ends; what differs between questions is context."""
+        ends = self._target_model.eos_token_ids
         if self._lookup is not None:
             known, index = self._lookup
             shared = shared_prefix(known, prompt)
@@ -278,10 +281,10 @@ class LocalReader:
                 if shared < len(known):
                     index = LookupIndex(prompt[:shared])
                     self._lookup = list(prompt[:shared]), index
-                return LookupDrafter(index, self._target_model.eos_token_ids, context=prompt[shared:])
+                return LookupDrafter(index, ends, context=prompt[shared:], min_match=min_match)
         index = LookupIndex(prompt)
         self._lookup = list(prompt), index
-        return LookupDrafter(index, self._target_model.eos_token_ids)
+        return LookupDrafter(index, ends, min_match=min_match)
 
     def _while_latest(self, rounds: Iterator[Round], number: int) -> Generator[Round, None, None]:
         """`rounds` of request `number`, until a later request moves the caches under them."""

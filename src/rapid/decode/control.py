@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rapid.decode.governor import PLAIN, Choice
+from rapid.drafting.base import Prior
 
 
 class Controller(Protocol):
     """Chooses before each round and learns from it; see `rapid.decode.governor.Governor`."""
 
-    def choose(self, remaining: int, buckets: Mapping[str, int]) -> Choice:
-        """The next round, when at most `remaining` tokens may still be emitted; `buckets` holds the drafters
-        that may have something to propose."""
+    def choose(self, remaining: int, outlooks: Mapping[str, Sequence[Prior]]) -> Choice:
+        """The next round, when at most `remaining` tokens may still be emitted; `outlooks` holds the
+        drafters that may have something to propose."""
         ...
 
     def observe(self, choice: Choice, drafted: int, accepted: int, draft_s: float, verify_s: float) -> None:
@@ -33,8 +34,8 @@ class FixedDraft:
     drafter: str | None = None
     num_draft_tokens: int = 0
 
-    def choose(self, remaining: int, buckets: Mapping[str, int]) -> Choice:
-        if self.drafter not in buckets:
+    def choose(self, remaining: int, outlooks: Mapping[str, Sequence[Prior]]) -> Choice:
+        if self.drafter not in outlooks:
             return PLAIN
         return Choice(self.drafter, self.num_draft_tokens)
 

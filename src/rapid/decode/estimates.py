@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import median
 from typing import Any
+
+from rapid.drafting.base import Prior
 
 # A verify of n tokens before any was timed: 1 + 0.25 (n - 1) steps, more than a good kernel takes.
 VERIFY_SLOPE = 0.25
@@ -17,8 +19,7 @@ NEARBY = 7  # plain steps whose median is the present length of a step
 SAMPLES = 15  # observations kept per cost
 MOST_SURPRISE = 1.5  # a timing further off its estimate than this factor counts as this far
 CAUTION = 0.25  # standard errors of the timings added to the cost of a speculative round
-PRIOR_WEIGHT = 2.0  # observations that a prior counts for
-POSITIONS = (1, 2, 4)  # first draft positions of the classes that share one beta: 1 | 2, 3 | 4 and later
+PRIOR_WEIGHT = 2.0  # timings that the line through all sizes counts for
 
 
 class Costs:
@@ -129,58 +130,44 @@ def _line(blocks: list[tuple[int, int, float]]) -> tuple[float, float]:
 
 
 class Acceptance:
-    """Per class of draft positions, how often a draft token was kept when those before it were.
+    """Per class of a drafter's tokens, how often one was kept when those before it were."""
 
-    With a parent, its estimate is the prior of each class: buckets of match length learn from one another.
-    """
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, tuple[float, float]] = {}  # kept and lost
 
-    def __init__(self, prior: float, parent: Acceptance | None = None) -> None:
-        self._prior = prior
-        self._parent = parent
-        self._kept = [0.0] * len(POSITIONS)
-        self._lost = [0.0] * len(POSITIONS)
+    def observe(self, priors: Sequence[Prior], accepted: int) -> None:
+        """The first `accepted` tokens of a draft of these classes were kept; the next one, if any, was not."""
+        for i, prior in enumerate(priors[: accepted + 1]):
+            kept, lost = self._seen.get(prior.kind, (0.0, 0.0))
+            self._seen[prior.kind] = (kept + 1, lost) if i < accepted else (kept, lost + 1)
 
-    def observe(self, drafted: int, accepted: int) -> None:
-        for i in range(1, accepted + 1):
-            self._kept[_position_class(i)] += 1
-        if accepted < drafted:
-            self._lost[_position_class(accepted + 1)] += 1
+    def fade(self, factor: float) -> None:
+        """Give every observation this share of its weight."""
+        self._seen = {kind: (factor * kept, factor * lost) for kind, (kept, lost) in self._seen.items()}
 
-    def scale(self, factor: float) -> None:
-        self._kept = [factor * n for n in self._kept]
-        self._lost = [factor * n for n in self._lost]
+    def limit(self, weight: float) -> None:
+        """Let the observations of a class count for at most `weight` of them."""
+        for kind, (kept, lost) in self._seen.items():
+            factor = min(1.0, weight / max(kept + lost, 1e-9))
+            self._seen[kind] = (factor * kept, factor * lost)
 
-    @property
-    def weight(self) -> float:
-        """Observations behind the estimate, after decay."""
-        return sum(self._kept) + sum(self._lost)
+    def beta(self, prior: Prior, optimism: float = 0.0) -> float:
+        """The posterior mean of beta for that class, and `optimism` standard deviations."""
+        kept, lost = self._seen.get(prior.kind, (0.0, 0.0))
+        kept, lost = kept + prior.kept, lost + prior.lost
+        mean = kept / (kept + lost)
+        return min(1.0, mean + optimism * math.sqrt(mean * (1 - mean) / (kept + lost + 1)))
 
-    def beta(self, position_class: int) -> float:
-        """The posterior mean of beta for that class."""
-        if self._parent is not None:
-            prior = self._parent.beta(position_class)
-        else:
-            total = self.weight + PRIOR_WEIGHT
-            prior = (sum(self._kept) + PRIOR_WEIGHT * self._prior) / total
-        kept, lost = self._kept[position_class], self._lost[position_class]
-        return (kept + PRIOR_WEIGHT * prior) / (kept + lost + PRIOR_WEIGHT)
-
-    def deviation(self, position_class: int) -> float:
-        """The posterior standard deviation of beta for that class."""
-        mean = self.beta(position_class)
-        weight = self._kept[position_class] + self._lost[position_class] + PRIOR_WEIGHT
-        return math.sqrt(mean * (1 - mean) / (weight + 1))
-
-    def expected_tokens(self, length: int, optimism: float = 0.0) -> list[float]:
-        """Expected tokens of rounds that draft 1 .. `length` tokens, each beta `optimism` deviations up."""
-        betas = [min(1.0, self.beta(c) + optimism * self.deviation(c)) for c in range(len(POSITIONS))]
+    def expected_tokens(self, priors: Sequence[Prior], optimism: float = 0.0) -> list[float]:
+        """Expected tokens of rounds that draft the first 1, 2, ... tokens of such a draft."""
         tokens, survival, expected = 1.0, 1.0, []
-        for i in range(1, length + 1):
-            survival *= betas[_position_class(i)]
+        for prior in priors:
+            survival *= self.beta(prior, optimism)
             tokens += survival
             expected.append(tokens)
         return expected
 
-
-def _position_class(position: int) -> int:
-    return sum(position >= first for first in POSITIONS) - 1
+    def explain(self) -> dict[str, tuple[float, float]]:
+        """Of each class seen, the share that was kept and the observations behind it."""
+        seen = {kind: (kept, kept + lost) for kind, (kept, lost) in self._seen.items() if kept + lost > 0}
+        return {str(kind): (round(kept / n, 3), round(n, 1)) for kind, (kept, n) in seen.items()}

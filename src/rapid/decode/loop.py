@@ -13,7 +13,7 @@ import torch
 
 from rapid.decode.control import Controller
 from rapid.decode.stop import StopRule
-from rapid.drafting.base import Drafter, buckets
+from rapid.drafting.base import Drafter, outlooks
 from rapid.models.base import TokenSequence
 from rapid.sampling.verify import AcceptanceRule
 from rapid.sampling.warp import Warp
@@ -49,7 +49,7 @@ def decode(
         start = time.perf_counter()
         # The token after the draft is always emitted: drafting more than the limit allows would be thrown away.
         room = min(stop.remaining - 1, target.window - target.length - 1)
-        choice = controller.choose(room + 1, buckets(drafters))
+        choice = controller.choose(room + 1, outlooks(drafters))
         proposal = Proposal([])
         if choice.drafter and (num_tokens := min(choice.num_draft_tokens, room)) > 0:
             proposal = drafters[choice.drafter].propose(num_tokens, warp, generator, need_probs=need_probs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from rapid.models.base import ProgressFn
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     import torch
 
     from rapid.sampling.warp import Warp
+
+# Longest draft whose length is chosen by what it is expected to bring.
+MAX_DRAFT_TOKENS = 16
 
 
 class Drafter(Protocol):
@@ -34,8 +38,30 @@ class Drafter(Protocol):
         ...
 
 
-def buckets(drafters: Mapping[str, Drafter]) -> dict[str, int]:
-    """The drafters that may have something to propose now, each with a class of how far its proposal can be
-    trusted: a lookup's `bucket` (0: no match), 0 for a model."""
-    found = {name: getattr(drafter, "bucket", None) for name, drafter in drafters.items()}
-    return {name: bucket or 0 for name, bucket in found.items() if bucket != 0}
+@dataclass(frozen=True)
+class Prior:
+    """A class of draft tokens that are about equally trustworthy, and what is believed of it before any was seen:
+    as if, where those before it were kept, `kept` tokens of the class had been kept and `lost` rejected."""
+
+    kind: Hashable
+    kept: float
+    lost: float
+
+
+def _model_prior(position: int) -> Prior:
+    return Prior(sum(position >= first for first in (2, 4)), 1.2, 0.8)
+
+
+# Of a model's draft, the classes are positions: 1 | 2, 3 | 4 and later.
+MODEL_OUTLOOK = tuple(_model_prior(position) for position in range(1, MAX_DRAFT_TOKENS + 1))
+
+
+def outlooks(drafters: Mapping[str, Drafter]) -> dict[str, Sequence[Prior]]:
+    """The drafters that may have something to propose now, each with the classes of the tokens it would propose,
+    at most `MAX_DRAFT_TOKENS`. A drafter without an `outlook` of its own is a model."""
+    found: dict[str, Sequence[Prior]] = {}
+    for name, drafter in drafters.items():
+        outlook = getattr(drafter, "outlook", None)
+        if priors := MODEL_OUTLOOK if outlook is None else outlook(MAX_DRAFT_TOKENS):
+            found[name] = priors
+    return found
