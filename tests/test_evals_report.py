@@ -61,6 +61,16 @@ def make_result(task, item, configuration, score, **changes):
     return Result(task, item, configuration, score=score, **{**values, **changes})
 
 
+def test_variants_are_in_one_order_however_the_run_was_extended():
+    configurations = grid(["lc", "rag", "sd", "rapid"], etas=[5.0, 10.0, 20.0], laws=["paper", "transfer"])
+    expected = ["lc", "rag", "sd", "5 paper", "10 paper", "20 paper", "5 transfer", "10 transfer", "20 transfer"]
+    for seed in range(3):
+        random.Random(seed).shuffle(configurations)
+        results = [make_result("t", "i", configuration, 1.0) for configuration in configurations]
+        (variants,) = gather(results).values()
+        assert [v.label.removeprefix("rapid η=") for v in variants] == expected
+
+
 def made_up_run(tasks=("longbench_v2", "mine<&>|*", "ruler_vt")):
     """Results of every method on several tasks, drawn at random."""
     rng = random.Random(0)

@@ -214,6 +214,39 @@ class TestIsolation:
             monkeypatch.setattr(HFModel, "run", run)
             assert ask(session, method, new=64).token_ids == plain.token_ids
 
+    def test_a_question_from_another_thread_waits_for_the_round_under_way(self, session, plain, monkeypatch):
+        """Then it takes over: the answer that is overtaken says so, and its own is right."""
+        run = HFModel.run
+        inside, go_on = threading.Event(), threading.Event()
+
+        def held(self, token_ids, *args, **kwargs):
+            if threading.current_thread() is first and len(token_ids) == 1:
+                inside.set()
+                assert go_on.wait(10)
+            return run(self, token_ids, *args, **kwargs)
+
+        found: dict[str, object] = {}
+
+        def work(name: str) -> None:
+            try:
+                found[name] = ask(session, "lc", new=64).token_ids
+            except rapid.RapidError as error:
+                found[name] = str(error)
+
+        first, second = (threading.Thread(target=work, args=(name,)) for name in ("first", "second"))
+        monkeypatch.setattr(HFModel, "run", held)
+        first.start()
+        assert inside.wait(10)
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+        assert not found
+        go_on.set()
+        first.join(10)
+        second.join(10)
+        assert "another question" in str(found["first"])
+        assert found["second"] == plain.token_ids
+
     def test_two_threads_on_two_sessions_of_one_engine(self, tiny_engine):
         questions = ["Who built the forge?", "Who built the chapel?"]
         sampling = {"temperature": 1.0, "seed": 3, "new": 40}

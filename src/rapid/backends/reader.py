@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from rapid.decode.control import Controller, FixedDraft
 from rapid.decode.governor import Governor
 from rapid.decode.loop import DecodeSettings, decode
 from rapid.drafting.ahead import AheadDrafter
-from rapid.drafting.base import Drafter
+from rapid.drafting.base import LONGEST_DRAFT, Drafter
 from rapid.drafting.cascade import CascadeDrafter
 from rapid.drafting.lookup import MIN_MATCH, LookupDrafter, LookupIndex
 from rapid.drafting.model import ModelDrafter, shared_prefix
@@ -35,7 +36,6 @@ from rapid.vocabulary import Vocabulary
 # takes seconds that an answer must earn back.
 _LEAST_GAIN = 1.1
 _EXPECTED_ACCEPTANCE = 0.8
-_LONGEST_DRAFT = 16
 # An answer gets its room in the caches beforehand, up to this many tokens; a longer one makes them grow.
 _RESERVED_ANSWER = 2048
 
@@ -61,6 +61,8 @@ class LocalReader:
         self._drafter_model = drafter
         self._vocabularies = vocabularies
         self._ahead: AheadDrafter | None = None
+        # Threads that ask at once take turns: a reading, or one round of an answer.
+        self._turn = threading.RLock()
         self.forget()
         self._lookup: tuple[list[int], LookupIndex] | None = None
         self._governors: Governors = {} if governors is None else governors
@@ -68,19 +70,24 @@ class LocalReader:
         self._answering: weakref.ref[Generator[Round, None, None]] | None = None
 
     def prefill(self, token_ids: list[int], progress: ProgressFn | None = None) -> float:
-        self._interrupt()
-        _reserve(self._document, len(token_ids))
-        return _read(self._document, token_ids, progress)
+        with self._turn:
+            self._interrupt()
+            _reserve(self._document, len(token_ids))
+            return _read(self._document, token_ids, progress)
 
     def model_drafting_pays(self, target_tokens: int, draft_tokens: int) -> bool:
         cost = self._draft_cost(target_tokens, draft_tokens)
         tokens, value = 1.0, 0.0
-        for length in range(1, _LONGEST_DRAFT + 1):
+        for length in range(1, LONGEST_DRAFT + 1):
             tokens += _EXPECTED_ACCEPTANCE**length
             value = max(value, tokens / (length * cost + 1))
         return value >= _LEAST_GAIN
 
     def generate(self, request: GenerateRequest, progress: ProgressFn | None = None) -> Generation:
+        with self._turn:
+            return self._begin(request, progress)
+
+    def _begin(self, request: GenerateRequest, progress: ProgressFn | None) -> Generation:
         self._interrupt()
         target = self._document if request.reads == "document" else self._retrieved
         prompt = request.target_prompt
@@ -125,12 +132,14 @@ class LocalReader:
         return rounds is not None and inspect.getgeneratorstate(rounds) != inspect.GEN_CLOSED
 
     def export(self, length: int) -> CacheState:
-        sequence = self._storable()
-        return CacheState(sequence.token_ids[:length], sequence.export(length))
+        with self._turn:
+            sequence = self._storable()
+            return CacheState(sequence.token_ids[:length], sequence.export(length))
 
     def restore(self, state: CacheState) -> None:
-        self._interrupt()
-        self._storable().restore(state.token_ids, state.tensors)
+        with self._turn:
+            self._interrupt()
+            self._storable().restore(state.token_ids, state.tensors)
 
     def forget(self) -> None:
         self._stop_drafting_ahead()
@@ -288,15 +297,18 @@ class LocalReader:
 
     def _while_latest(self, rounds: Iterator[Round], number: int) -> Generator[Round, None, None]:
         """`rounds` of request `number`, until a later request moves the caches under them."""
-        while self._requests == number:
-            if (round_ := next(rounds, None)) is None:
-                return
-            if round_.finish_reason is not None:
-                self._answering = None
-                self._stop_drafting_ahead()
+        while True:
+            with self._turn:
+                if self._requests != number:
+                    break
+                if (round_ := next(rounds, None)) is None:
+                    return
+                if round_.finish_reason is not None:
+                    self._answering = None
+                    self._stop_drafting_ahead()
             yield round_
         raise RapidError(
-            "this answer was left half way and another question was asked in its session; finish one stream before "
+            "this answer was left half way and another question was asked in its session; finish one answer before "
             "the next, or open a second session"
         )
 

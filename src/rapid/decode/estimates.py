@@ -13,8 +13,8 @@ from typing import Any
 
 from rapid.drafting.base import Prior
 
-# A verify of n tokens before any was timed: 1 + 0.25 (n - 1) steps, more than a good kernel takes.
-VERIFY_SLOPE = 0.25
+# A verify of n tokens before any was timed: 1 + 0.2 (n - 1) steps, more than our kernels take (0.1 to 0.15).
+VERIFY_SLOPE = 0.2
 NEARBY = 7  # plain steps whose median is the present length of a step
 SAMPLES = 15  # observations kept per cost
 MOST_SURPRISE = 1.5  # a timing further off its estimate than this factor counts as this far

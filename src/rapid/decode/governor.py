@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapid.decode.estimates import Acceptance, Costs
-from rapid.drafting.base import MAX_DRAFT_TOKENS, Prior
+from rapid.drafting.base import LONGEST_DRAFT, Prior
 from rapid.errors import InvalidParameter
 
 # Draft lengths tried. Few of them, so that each gathers evidence quickly.
@@ -33,7 +33,7 @@ LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 # Steps that any answer may lose, besides the share of its length: the first drafts have to be paid from something.
 LOSS_AT_START = 0.4
 # Plain steps made before anything is drafted where the costs are unknown.
-FIRST_PLAIN = 3
+FIRST_PLAIN = 2
 # After this many speculative rounds (fewer in the beginning) a plain step keeps the unit of all costs honest.
 ROUNDS_BETWEEN_PLAIN = 32
 PROBE_SHARE = 0.6  # part of the allowed loss that may go into drafts not expected to gain
@@ -62,11 +62,7 @@ class Governor:
     """
 
     def __init__(
-        self,
-        draft_costs: Mapping[str, float],
-        *,
-        max_draft_tokens: int = MAX_DRAFT_TOKENS,
-        max_loss: float = 0.015,
+        self, draft_costs: Mapping[str, float], *, max_draft_tokens: int = LONGEST_DRAFT, max_loss: float = 0.015
     ) -> None:
         if max_draft_tokens < 1:
             raise InvalidParameter("a governor needs max_draft_tokens of at least 1; without it use no drafter")

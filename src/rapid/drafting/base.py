@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rapid.sampling.warp import Warp
 
 # Longest draft whose length is chosen by what it is expected to bring.
-MAX_DRAFT_TOKENS = 16
+LONGEST_DRAFT = 16
 
 
 class Drafter(Protocol):
@@ -53,15 +53,15 @@ def _model_prior(position: int) -> Prior:
 
 
 # Of a model's draft, the classes are positions: 1 | 2, 3 | 4 and later.
-MODEL_OUTLOOK = tuple(_model_prior(position) for position in range(1, MAX_DRAFT_TOKENS + 1))
+MODEL_OUTLOOK = tuple(_model_prior(position) for position in range(1, LONGEST_DRAFT + 1))
 
 
 def outlooks(drafters: Mapping[str, Drafter]) -> dict[str, Sequence[Prior]]:
     """The drafters that may have something to propose now, each with the classes of the tokens it would propose,
-    at most `MAX_DRAFT_TOKENS`. A drafter without an `outlook` of its own is a model."""
+    at most `LONGEST_DRAFT`. A drafter without an `outlook` of its own is a model."""
     found: dict[str, Sequence[Prior]] = {}
     for name, drafter in drafters.items():
         outlook = getattr(drafter, "outlook", None)
-        if priors := MODEL_OUTLOOK if outlook is None else outlook(MAX_DRAFT_TOKENS):
+        if priors := MODEL_OUTLOOK if outlook is None else outlook(LONGEST_DRAFT):
             found[name] = priors
     return found

@@ -14,6 +14,8 @@ from rapid.evals.configuration import Configuration
 from rapid.evals.results import Result
 
 ALL = "all"
+# In tables before all other methods.
+BASELINES = ("lc", "rag", "sd")
 
 
 class Place(NamedTuple):
@@ -76,7 +78,8 @@ Cells = Mapping[Place, Mapping[Configuration, Cell]]
 
 
 def gather(results: Iterable[Result]) -> Cells:
-    """All cells, places and variants in the order of their first result."""
+    """All cells: places in the order of their first result, variants by method, law and numbers, so that a run that
+    was extended reads like one that was not."""
     found: dict[Place, dict[Configuration, list[Result]]] = {}
     for result in results:
         variant = replace(result.configuration, seed=None)
@@ -85,9 +88,22 @@ def gather(results: Iterable[Result]) -> Cells:
             place = Place(result.task, result.metric, split)
             found.setdefault(place, {}).setdefault(variant, []).append(result)
     return {
-        place: {variant: Cell(of_variant) for variant, of_variant in variants.items()}
+        place: {variant: Cell(variants[variant]) for variant in sorted(variants, key=_rank)}
         for place, variants in found.items()
     }
+
+
+def _rank(variant: Configuration) -> tuple[int, str, str, float, float, int, int, str]:
+    return (
+        BASELINES.index(variant.method) if variant.method in BASELINES else len(BASELINES),
+        variant.method,
+        variant.law or "",
+        variant.eta or 0.0,
+        variant.alpha or 0.0,
+        variant.num_draft_tokens or 0,
+        variant.context_budget or 0,
+        variant.retrieval,
+    )
 
 
 def baseline(
