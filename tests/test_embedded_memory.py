@@ -8,7 +8,8 @@ import pytest
 import rapid
 from rapid.bench.ends import without_ends
 
-pytestmark = [pytest.mark.embedded, pytest.mark.slow]
+# On one busy core 2,000 tokens take longer than other tests may.
+pytestmark = [pytest.mark.embedded, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TEXT = (Path(__file__).parent.parent / "docs" / "method.md").read_text(encoding="utf-8")
 
