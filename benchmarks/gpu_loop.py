@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from rapid.decode.control import Controller
+from rapid.drafting.base import MODEL_OUTLOOK
 from rapid.models.graphs import BLOCK_BUCKETS, BlockRunner
 from rapid.sampling.device import verify_block
 from rapid.sampling.verify import AcceptanceRule
@@ -102,9 +103,9 @@ def decode(
         pending_ids = _ids(target, [pending])
         feeds = [_ids(target, unread[i : i + MOST]) for i in range(0, len(unread), MOST)]
         began = timer.mark()
-        buckets = {"model": 0} if drafter is not None else {}
+        outlooks = {"model": MODEL_OUTLOOK} if drafter is not None else {}
         remaining = num_tokens - len(run.token_ids)
-        choice = controller.choose(remaining, buckets)
+        choice = controller.choose(remaining, outlooks)
         gamma = min(choice.num_draft_tokens, remaining - 1)
         drafted, probs = _draft(drafter, feeds, gamma, rule) if drafter and gamma else (pending_ids[:0], None)
         was_drafted = timer.mark()
