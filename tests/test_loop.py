@@ -255,7 +255,7 @@ class CheckedDrafter(ModelDrafter):
         assert known == self.text[: len(known)]
         assert len(known) < len(self.text)
         logits = self._sequence.forward(self.text[len(known) :])[-1]
-        torch.testing.assert_close(logits, self.fresh.new_sequence().forward(self.text)[-1], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits, self.fresh.new_sequence().forward(self.text)[-1], atol=5e-4, rtol=5e-4)
         self._sequence.rewind(len(known))
         self.rounds += 1
         return super().propose(num_tokens, warp, generator, need_probs=need_probs)

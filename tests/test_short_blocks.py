@@ -89,7 +89,7 @@ def test_other_dtypes_keep_no_second_copy(dtype):
     assert blocks.head.blocked is None
     twin, ours = wrapped(network("Llama", dtype), blocked=None), wrapped(network("Llama", dtype), blocked=True)
     logits = [m.run(TEXT[:8], GrowingCache(2), logits_to_keep=0) for m in (ours, twin)]
-    torch.testing.assert_close(*logits, atol=0.2 if dtype == torch.bfloat16 else 1e-5, rtol=0.05)
+    torch.testing.assert_close(*logits, atol=0.4 if dtype == torch.bfloat16 else 1e-5, rtol=0.05)
 
 
 def test_packed_layers_use_their_own_products():
