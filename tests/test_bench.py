@@ -14,13 +14,12 @@ from rapid.bench.decode import DecodeSettings, bench_decode
 from rapid.bench.ends import without_ends
 from rapid.bench.methods import METHODS, OUR_METHODS
 from rapid.bench.prompts import choose, load_items
-from rapid.bench.setup import Models
 from rapid.bench.summary import summarise
 from rapid.cli import main as command
 from rapid.engine import Engine
 from rapid.errors import InvalidParameter
 from rapid.models.cache import GrowingCache
-from rapid.params import Retrieval, Speculation
+from rapid.params import Models, Retrieval, Speculation
 
 ROW = (
     *("method", "context", "prompt", "repeat", "decode_tokens_per_s", "prefill_s", "ttft_s", "acceptance_rate"),

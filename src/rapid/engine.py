@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rapid.backends.base import Backend, BackendSettings
+from rapid.backends.base import Backend
 from rapid.backends.registry import load_backend
 from rapid.documents import Source, read_documents
-from rapid.params import Retrieval, Speculation
+from rapid.params import Models, Retrieval, Speculation
 from rapid.parking import SessionMemory
 from rapid.prompt import DEFAULT_TEMPLATE, Prompter, Template
 from rapid.resolve import Resolved, resolve
@@ -68,7 +68,7 @@ class Engine:
         Raises `ModelError` where a model cannot be found, read or used.
         """
         start = time.perf_counter()
-        settings = BackendSettings(target, drafter, device, dtype, threads, drafter_device, drafter_dtype)
+        settings = Models(target, drafter, device, dtype, threads, drafter_device, drafter_dtype)
         loaded = load_backend(backend, settings, progress)
         return cls(loaded, time.perf_counter() - start, max_session_bytes=max_session_bytes)
 

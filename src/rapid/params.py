@@ -1,4 +1,4 @@
-"""The settings of a request, validated once at construction; the only place where defaults live.
+"""What to load, and the settings of a request, validated once at construction; the only place where defaults live.
 
 An unknown name is Python's own TypeError, a bad value is `InvalidParameter` with the way out.
 """
@@ -45,6 +45,25 @@ def drafter_bits(drafter: str) -> int | None:
     if drafter.startswith("self:") and drafter not in QUANTISED_DRAFTERS:
         raise InvalidParameter(f"drafter {drafter} is unknown; use self, {', '.join(QUANTISED_DRAFTERS)}, or a model")
     return QUANTISED_DRAFTERS.get(drafter)
+
+
+@dataclass(frozen=True)
+class Models:
+    """What to load. `drafter` "self" shares the target's weights; "self:8bit" and "self:4bit" copy them quantised.
+    `device` and `dtype` hold for both, but for what `drafter_device` and `drafter_dtype` overrule."""
+
+    target: str = "embedded"
+    drafter: str = "self"
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int | None = None
+    drafter_device: str | None = None
+    drafter_dtype: str | None = None
+
+    @property
+    def drafter_source(self) -> str:
+        """What the drafter's weights are loaded from: the target's, for `self` and its quantised copies."""
+        return self.target if self.drafter == "self" or drafter_bits(self.drafter) else self.drafter
 
 
 def _integer(name: str, value: Any, least: int, most: int | None = None) -> None:

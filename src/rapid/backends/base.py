@@ -24,20 +24,6 @@ DrafterName = Literal["model", "lookup", "full", "streaming"]
 
 
 @dataclass(frozen=True)
-class BackendSettings:
-    """What to load. `drafter` "self" shares the target's weights; "self:8bit" and "self:4bit" copy them
-    quantised. `device` and `dtype` hold for both, but for what `drafter_device` and `drafter_dtype` overrule."""
-
-    target: str = "embedded"
-    drafter: str = "self"
-    device: str = "cpu"
-    dtype: str = "float32"
-    threads: int | None = None
-    drafter_device: str | None = None
-    drafter_dtype: str | None = None
-
-
-@dataclass(frozen=True)
 class ModelInfo:
     """What the engine needs to know of a loaded model. `tokenizer` is a transformers fast tokenizer."""
 

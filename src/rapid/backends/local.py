@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from rapid.backends.base import BackendSettings, ModelInfo
+from rapid.backends.base import ModelInfo
 from rapid.backends.memory import available_bytes, require_memory
 from rapid.backends.reader import Governors, LocalReader
 from rapid.errors import InvalidParameter
 from rapid.models.hf import HFModel
 from rapid.models.quantized import quantize
 from rapid.models.weights import LoadProgress, Source, eos_token_ids, load_weights, resolve
-from rapid.params import drafter_bits
+from rapid.params import Models, drafter_bits
 from rapid.planning import DTYPE_BYTES, keeps_blocked
 from rapid.types import StageProgress
 from rapid.vocabulary import Vocabulary, first_difference
@@ -34,7 +34,7 @@ class LocalBackend:
         self._governors: Governors = {}
 
     @classmethod
-    def load(cls, settings: BackendSettings, progress: StageProgress | None = None) -> LocalBackend:
+    def load(cls, settings: Models, progress: StageProgress | None = None) -> LocalBackend:
         """Load what `settings` names. Raises `ModelError` for what cannot be found or used."""
         bits = drafter_bits(settings.drafter)
         shares = settings.drafter == "self" or bits is not None

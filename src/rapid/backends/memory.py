@@ -9,7 +9,7 @@ from pathlib import Path
 from rapid.errors import ModelError
 from rapid.models.config import count_parameters
 from rapid.models.sources import Source
-from rapid.planning import DTYPE_BYTES, PACKED_SUFFIX, check_cache, check_loading
+from rapid.planning import DTYPE_BYTES, check_cache, check_loading, stored_dtype
 
 _MEMINFO = Path("/proc/meminfo")
 
@@ -34,7 +34,7 @@ def require_memory(sources: Sequence[Source], dtype: str, device: str) -> None:
     Linear layers are packed after they were loaded whole. Models on the hub are passed over, and so is what loading
     itself will refuse: damaged files, devices and dtypes that are not there.
     """
-    stored = dtype.removesuffix(PACKED_SUFFIX)
+    stored = stored_dtype(dtype)
     if stored not in DTYPE_BYTES or not device.startswith(("cpu", "cuda")):
         return
     try:

@@ -17,10 +17,11 @@ from rapid.bench.methods import METHODS, OUR_METHODS, speculation
 from rapid.bench.process import peak_rss, restart_peak_rss
 from rapid.bench.prompts import BenchPrompt, choose, load_items
 from rapid.bench.runs import Run
-from rapid.bench.setup import Models, load_engine
+from rapid.bench.setup import load_engine
 from rapid.bench.summary import summarise
 from rapid.errors import InvalidParameter
-from rapid.params import Retrieval, Sampling, Speculation
+from rapid.params import Models, Retrieval, Sampling, Speculation
+from rapid.planning import stored_dtype
 
 if TYPE_CHECKING:
     from rapid.bench.peers import TransformersPeer
@@ -232,7 +233,7 @@ def _peer(settings: DecodeSettings, engine: Engine, say: Say) -> TransformersPee
         models.target,
         models.drafter_source,
         settings.peers,
-        dtype=models.stored_dtype,  # transformers has no packed linears of its own
+        dtype=stored_dtype(models.dtype),  # transformers has no packed linears of its own
         device=models.device,
         end_ids=engine.backend.target.eos_token_ids,
     )

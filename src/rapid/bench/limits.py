@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rapid.bench.setup import Models, load_engine
+from rapid.bench.setup import load_engine
 from rapid.errors import InvalidParameter
+from rapid.params import Models
+from rapid.planning import stored_dtype
 
 if TYPE_CHECKING:
     from rapid.models.hf import HFModel, HFSequence
@@ -52,7 +54,7 @@ def bench_limits(settings: LimitsSettings, say: Callable[[str], None]) -> dict[s
     machine = {
         "read_bytes_per_s": read_bandwidth(device, settings.repeats),
         "copy_bytes_per_s": copy_bandwidth(device, settings.repeats),
-        "flops_per_s": product_rate(device, getattr(torch, settings.models.stored_dtype), settings.repeats),
+        "flops_per_s": product_rate(device, getattr(torch, stored_dtype(settings.models.dtype)), settings.repeats),
     }
     rows: list[dict[str, Any]] = []
     for name, model, contexts, blocks in (

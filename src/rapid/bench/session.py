@@ -17,9 +17,9 @@ from typing import Any
 
 from rapid.bench.methods import speculation
 from rapid.bench.prompts import BenchPrompt, choose, load_items
-from rapid.bench.setup import Models, load_engine
+from rapid.bench.setup import load_engine
 from rapid.errors import InvalidParameter
-from rapid.params import Retrieval, Sampling, Speculation
+from rapid.params import Models, Retrieval, Sampling, Speculation
 from rapid.types import Answer, Document
 
 _SECOND_QUESTION = "What is this text about?"

@@ -7,34 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rapid.bench.process import raise_malloc_thresholds
-from rapid.params import drafter_bits
-from rapid.planning import PACKED_SUFFIX
+from rapid.params import Models
 
 if TYPE_CHECKING:
     from rapid.backends.local import LocalBackend
     from rapid.engine import Engine
     from rapid.models.hf import HFModel
-
-
-@dataclass(frozen=True)
-class Models:
-    """What `Engine.load` is given."""
-
-    target: str = "embedded"
-    drafter: str = "self"
-    device: str = "cpu"
-    dtype: str = "float32"
-    threads: int | None = None
-
-    @property
-    def drafter_source(self) -> str:
-        """What the drafter's weights are loaded from: the target's, for `self` and its quantised copies."""
-        return self.target if self.drafter == "self" or drafter_bits(self.drafter) else self.drafter
-
-    @property
-    def stored_dtype(self) -> str:
-        """The dtype of all that is not packed."""
-        return self.dtype.removesuffix(PACKED_SUFFIX)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rapid.cli import options
+from rapid.cli.grouping import grouped
 from rapid.cli.opening import Opening
 from rapid.cli.progress import stage_progress
 from rapid.errors import InvalidParameter
-from rapid.params import Ranking, Retrieval, Sampling, Speculation
+from rapid.params import Retrieval, Sampling, Speculation
 
 if TYPE_CHECKING:
     from rapid.answering import AnswerStream
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     from rapid.session import Session
     from rapid.types import Answer
 
-_SPECULATION, _SAMPLING, _RETRIEVAL = Speculation(), Sampling(), Retrieval()
 
-
+@grouped
 def ask(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask.", show_default=False)],
     documents: Annotated[
@@ -33,63 +33,42 @@ def ask(
             show_default=False,
         ),
     ] = None,
-    method: options.Method = _SPECULATION.method,
-    lossless: options.Lossless = False,
-    eta: options.Eta = None,
-    law: options.Law = _SPECULATION.law,
-    alpha: options.Alpha = _SPECULATION.alpha,
-    num_draft_tokens: options.NumDraftTokens = "auto",
-    temperature: options.Temperature = _SAMPLING.temperature,
-    top_k: options.TopK = _SAMPLING.top_k,
-    top_p: options.TopP = _SAMPLING.top_p,
-    min_p: options.MinP = _SAMPLING.min_p,
-    max_new_tokens: options.MaxNewTokens = _SAMPLING.max_new_tokens,
-    stop: options.Stop = None,
-    seed: options.Seed = None,
-    target: options.Target = "embedded",
-    drafter: options.Drafter = "self",
-    device: options.Device = "cpu",
-    dtype: options.Dtype = "float32",
-    drafter_device: options.DrafterDevice = None,
-    drafter_dtype: options.DrafterDtype = None,
-    threads: options.Threads = None,
-    streaming_sinks: options.StreamingSinks = _SPECULATION.streaming_sinks,
-    streaming_window: options.StreamingWindow = _SPECULATION.streaming_window,
-    min_draft_prob: options.MinDraftProb = _SPECULATION.min_draft_prob,
-    ranking: options.Ranking = _RETRIEVAL.ranking,
-    embedder: options.Embedder = _RETRIEVAL.embedder,
-    chunk_tokens: options.ChunkTokens = _RETRIEVAL.chunk_tokens,
-    context_budget: options.ContextBudget = None,
-    threshold: options.Threshold = None,
-    index: options.Index = _RETRIEVAL.index,
-    source: options.RetrievalSource = _RETRIEVAL.source,
-    unrelated: options.Unrelated = None,
-    oracle_span: options.OracleSpan = None,
+    *,
+    speculating: options.SpeculationOptions,
+    sampled: options.SamplingOptions,
+    loading: options.PairOptions,
+    retrieving: options.RetrievalOptions,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--retrieval",
+            help="document: retrieve from the documents. To study retrieval: unrelated (passages of another text) or "
+            "oracle (given places).",
+        ),
+    ] = Retrieval.source,
+    unrelated: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="The other text for --retrieval unrelated.  [default: a novel]", show_default=False
+        ),
+    ] = None,
+    oracle_span: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[DOCUMENT:]START:END",
+            help="A place for --retrieval oracle, in characters; documents count from 0. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     session: options.Session = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with answer, usage and figures.")
     ] = False,
 ) -> None:
     """Answer QUESTION about the documents. The answer goes to stdout, figures and messages to stderr."""
-    speculation = options.speculation(
-        method, lossless, eta, law, alpha, num_draft_tokens, streaming_sinks, streaming_window, min_draft_prob
-    )
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed, max_new_tokens, tuple(stop or ()))
-    retrieval = Retrieval(
-        cast(Ranking, ranking),
-        embedder,
-        chunk_tokens,
-        context_budget,
-        threshold,
-        cast(Any, index),
-        cast(Any, source),
-        unrelated,
-        options.oracle_spans(oracle_span),
-    )
-    opening = Opening(
-        documents or [], session, retrieval, target, drafter, device, dtype, threads, drafter_device, drafter_dtype
-    )
-    opened = _open(opening, question, speculation, sampling)
+    speculation, sampling = speculating.speculation(), sampled.sampling()
+    retrieval = retrieving.retrieval(source=source, unrelated=unrelated, oracle_spans=_oracle_spans(oracle_span))
+    opened = _open(Opening(documents or [], session, retrieval, loading.models()), question, speculation, sampling)
     with stage_progress() as progress:
         stream = opened.stream(question, speculation=speculation, sampling=sampling, progress=progress)
     for warning in stream.warnings:
@@ -101,6 +80,22 @@ def ask(
         sys.stdout.write(json.dumps(report(answer, opened), ensure_ascii=False) + "\n")
     else:
         sys.stderr.write(figures(answer) + "\n")
+
+
+def _oracle_spans(given: list[str] | None) -> tuple[tuple[int, int, int], ...]:
+    """The places behind --oracle-span: (document, start, end)."""
+    spans = []
+    for text in given or ():
+        parts = text.split(":")
+        try:
+            numbers = [int(part) for part in parts]
+        except ValueError:
+            numbers = []
+        if len(numbers) not in (2, 3):
+            raise InvalidParameter(f"--oracle-span must be [DOCUMENT:]START:END, got {text!r}")
+        start, end = numbers[-2:]
+        spans.append((numbers[0] if len(numbers) == 3 else 0, start, end))
+    return tuple(spans)
 
 
 def write_pieces(stream: AnswerStream) -> None:

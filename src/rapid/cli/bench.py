@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
 from rapid.cli import options
+from rapid.cli.grouping import grouped
 from rapid.cli.tables import number, table
 from rapid.errors import InvalidParameter
 from rapid.params import Ranking, Retrieval
-
-if TYPE_CHECKING:
-    from rapid.bench.setup import Models
 
 app = typer.Typer(name="bench", help="Measure speed.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -29,9 +27,10 @@ Contexts = Annotated[str, typer.Option(help="Document lengths in target tokens, 
 
 
 @app.command()
+@grouped
 def decode(
-    target: options.Target = "embedded",
-    drafter: options.Drafter = "self",
+    *,
+    loading: options.ModelOptions,
     contexts: Contexts = "4000,7500",
     methods: Annotated[
         str,
@@ -52,9 +51,6 @@ def decode(
     ] = "10",
     eta: Annotated[float, typer.Option(help="Strength of the knowledge transfer of rapid.")] = 10.0,
     ranking: options.Ranking = Retrieval.ranking,
-    device: options.Device = "cpu",
-    dtype: options.Dtype = "float32",
-    threads: options.Threads = None,
     output: Output = None,
     plot: Annotated[
         str | None, typer.Option(metavar="FILE", help="Draw speed and where the time goes, as PNG.")
@@ -66,7 +62,7 @@ def decode(
     from rapid.evals.files import write_bytes, write_json
 
     settings = DecodeSettings(
-        models=_models(target, drafter, device, dtype, threads),
+        models=loading.models(),
         contexts=_numbers("--contexts", contexts),
         methods=_names(methods),
         tasks=task or ["sample"],
@@ -91,18 +87,16 @@ def decode(
 
 
 @app.command()
+@grouped
 def session(
-    target: options.Target = "embedded",
-    drafter: options.Drafter = "self",
+    *,
+    loading: options.ModelOptions,
     contexts: Contexts = "4000,7500",
     method: Annotated[str, typer.Option(help="lc, lookup, sd, rapid or auto, as for `rapid bench decode`.")] = "auto",
     task: Task = None,
     prompts: Annotated[int, typer.Option(help="Documents per context.", min=1)] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 16,
     ranking: options.Ranking = Retrieval.ranking,
-    device: options.Device = "cpu",
-    dtype: options.Dtype = "float32",
-    threads: options.Threads = None,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
@@ -110,7 +104,7 @@ def session(
     from rapid.bench.session import SessionSettings, bench_session
 
     settings = SessionSettings(
-        models=_models(target, drafter, device, dtype, threads),
+        models=loading.models(),
         contexts=_numbers("--contexts", contexts),
         tasks=task or ["sample"],
         prompts=prompts,
@@ -123,18 +117,16 @@ def session(
 
 
 @app.command()
+@grouped
 def limits(
-    target: options.Target = "embedded",
-    drafter: options.Drafter = "self",
+    *,
+    loading: options.ModelOptions,
     contexts: Contexts = "1000,4000,7500",
     blocks: Annotated[str, typer.Option(help="Tokens of a forward pass, comma-separated; 1 is a decode step.")] = (
         "1,5,11"
     ),
     retrieved: Annotated[int, typer.Option(help="Tokens the drafter has read.", min=1)] = 1000,
     repeats: Annotated[int, typer.Option(help="Timings of each step.", min=1)] = 9,
-    device: options.Device = "cpu",
-    dtype: options.Dtype = "float32",
-    threads: options.Threads = None,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
@@ -142,7 +134,7 @@ def limits(
     from rapid.bench.limits import LimitsSettings, bench_limits
 
     settings = LimitsSettings(
-        models=_models(target, drafter, device, dtype, threads),
+        models=loading.models(),
         contexts=_numbers("--contexts", contexts),
         blocks=_numbers("--blocks", blocks),
         retrieved=retrieved,
@@ -217,17 +209,6 @@ def _finish(report: dict[str, Any], out: Path | None, as_json: bool, show: Any) 
     if out:
         write_json(out, report)
     typer.echo(json.dumps(report) if as_json else show(report))
-
-
-def _models(target: str, drafter: str, device: str, dtype: str, threads: int | None) -> Models:
-    """The models, refused now where that needs no loading."""
-    from rapid.bench.setup import Models
-    from rapid.models.sources import resolve
-
-    models = Models(target, drafter, device, dtype, threads)
-    resolve(models.target)
-    resolve(models.drafter_source)
-    return models
 
 
 def _destination(name: str | None) -> Path | None:

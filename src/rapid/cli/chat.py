@@ -6,26 +6,27 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rapid.cli import options
 from rapid.cli.ask import figures, write_pieces
+from rapid.cli.grouping import grouped
 from rapid.cli.opening import Opening
 from rapid.cli.progress import stage_progress
 from rapid.errors import InvalidParameter, PromptTooLong, RapidError
-from rapid.params import Retrieval, Sampling, Speculation
 
 if TYPE_CHECKING:
     from rapid.answering import AnswerStream
+    from rapid.params import Sampling, Speculation
     from rapid.session import Session
 
-_SPECULATION, _SAMPLING, _RETRIEVAL = Speculation(), Sampling(), Retrieval()
 # Answers of full length, questions included, that a document too long for the window leaves room for.
 _TURNS = 4
 
 
+@grouped
 def chat(
     documents: Annotated[
         list[str] | None,
@@ -35,31 +36,11 @@ def chat(
             show_default=False,
         ),
     ] = None,
-    method: options.Method = _SPECULATION.method,
-    lossless: options.Lossless = False,
-    eta: options.Eta = None,
-    law: options.Law = _SPECULATION.law,
-    alpha: options.Alpha = _SPECULATION.alpha,
-    num_draft_tokens: options.NumDraftTokens = "auto",
-    temperature: options.Temperature = _SAMPLING.temperature,
-    top_k: options.TopK = _SAMPLING.top_k,
-    top_p: options.TopP = _SAMPLING.top_p,
-    min_p: options.MinP = _SAMPLING.min_p,
-    max_new_tokens: options.MaxNewTokens = _SAMPLING.max_new_tokens,
-    seed: options.Seed = None,
-    target: options.Target = "embedded",
-    drafter: options.Drafter = "self",
-    device: options.Device = "cpu",
-    dtype: options.Dtype = "float32",
-    drafter_device: options.DrafterDevice = None,
-    drafter_dtype: options.DrafterDtype = None,
-    threads: options.Threads = None,
-    streaming_sinks: options.StreamingSinks = _SPECULATION.streaming_sinks,
-    streaming_window: options.StreamingWindow = _SPECULATION.streaming_window,
-    min_draft_prob: options.MinDraftProb = _SPECULATION.min_draft_prob,
-    ranking: options.Ranking = _RETRIEVAL.ranking,
-    embedder: options.Embedder = _RETRIEVAL.embedder,
-    context_budget: options.ContextBudget = None,
+    *,
+    speculating: options.SpeculationOptions,
+    sampled: options.SamplingOptions,
+    loading: options.PairOptions,
+    retrieving: options.RetrievalOptions,
     session: options.Session = None,
 ) -> None:
     """Talk about the documents: each line of standard input is a question, and earlier turns are remembered.
@@ -67,18 +48,12 @@ def chat(
     Answers go to stdout, figures and messages to stderr. The end of the input ends the conversation; on a terminal
     Ctrl-C stops an answer, or, between two, the conversation.
     """
-    speculation = options.speculation(
-        method, lossless, eta, law, alpha, num_draft_tokens, streaming_sinks, streaming_window, min_draft_prob
-    )
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed, max_new_tokens)
-    retrieval = Retrieval(ranking=cast(Any, ranking), embedder=embedder, context_budget=context_budget)
+    speculation, sampling = speculating.speculation(), sampled.sampling()
     if "-" in (documents or ()):
         raise InvalidParameter("chat takes its questions from standard input, so no document; name the file")
-    opening = Opening(
-        documents or [], session, retrieval, target, drafter, device, dtype, threads, drafter_device, drafter_dtype
-    )
-    opened = opening.open(
-        lambda engine: min(_TURNS * max_new_tokens, engine.backend.target.window // 2), prefill=method != "rag"
+    opened = Opening(documents or [], session, retrieving.retrieval(), loading.models()).open(
+        lambda engine: min(_TURNS * sampling.max_new_tokens, engine.backend.target.window // 2),
+        prefill=speculation.method != "rag",
     )
     conversation = Conversation(opened, speculation, sampling)
     status = max([_answer(conversation, question) for question in _questions()], default=0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from rapid.cli import options
 from rapid.errors import InvalidParameter
-from rapid.params import Ranking, Retrieval
+from rapid.params import Models, Ranking, Retrieval
 
 if TYPE_CHECKING:
     from rapid.evals.configuration import Configuration
@@ -27,22 +29,9 @@ Etas = Annotated[str, typer.Option("--eta", help="Etas of rapid, comma-separated
 Laws = Annotated[str, typer.Option("--law", help="Laws of rapid, comma-separated.")]
 Alphas = Annotated[str, typer.Option("--alpha", help="Alphas of rapid, comma-separated.")]
 Seeds = Annotated[str, typer.Option("--seed", help="Seeds, comma-separated: each item is answered once with each.")]
-Limit = Annotated[int | None, typer.Option(help="First items of each task only.  [default: all]", min=1)]
-MinTokens = Annotated[int | None, typer.Option(help="Only documents of at least this many target tokens.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Only documents of at most this many target tokens.")]
-Quickest = Annotated[
-    bool, typer.Option("--quickest-first", help="Begin with short documents, many questions, short answers.")
-]
 TimeLimit = Annotated[
     float | None, typer.Option(help="Stop after this many minutes; the same command goes on.  [default: none]", min=0)
 ]
-MaxNewTokens = Annotated[int | None, typer.Option(help="Answer length.  [default: each task's own]", min=1)]
-PromptTokens = Annotated[
-    int | None, typer.Option(help="Cut the user message to this many tokens.  [default: what fits the window]", min=1)
-]
-Extraction = Annotated[str, typer.Option(help="LongBench v2 letters: strict (its own rule) or lenient (RAPID's).")]
-Length = Annotated[int, typer.Option(help="Tokens of each RULER item or dialogue.")]
-NumSamples = Annotated[int, typer.Option(help="Items of each RULER or dialogue task.", min=1)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -80,41 +69,46 @@ def configurations(
     return list(dict.fromkeys(found))
 
 
-def experiment(
-    tasks: list[str],
-    target: str,
-    drafter: str,
-    device: str,
-    dtype: str,
-    threads: int | None,
-    ranking: str,
-    embedder: str,
-    chunk_tokens: int,
-    limit: int | None,
-    min_tokens: int | None,
-    max_tokens: int | None,
-    quickest_first: bool,
-    max_new_tokens: int | None,
-    prompt_tokens: int | None,
-    temperature: float,
-    top_p: float,
-    extraction: str,
-    length: int,
-    num_samples: int,
-) -> Experiment:
-    """The experiment that the options of a command describe."""
-    from rapid.evals.asking import AskSettings
-    from rapid.evals.experiment import Experiment, Models, Selection
-    from rapid.evals.tasks.registry import TaskOptions
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """What is asked of whom, besides the models and configurations."""
 
-    retrieval = Retrieval(cast(Ranking, ranking), embedder, chunk_tokens)
-    return Experiment(
-        tasks,
-        Models(target, drafter, device, dtype, threads),
-        AskSettings(retrieval, temperature, top_p, max_new_tokens, prompt_tokens),
-        TaskOptions(cast(Any, extraction), length, num_samples=num_samples),
-        Selection(limit, min_tokens, max_tokens, quickest_first),
-    )
+    ranking: options.Ranking = Retrieval.ranking
+    embedder: options.Embedder = Retrieval.embedder
+    chunk_tokens: options.ChunkTokens = Retrieval.chunk_tokens
+    limit: Annotated[int | None, typer.Option(help="First items of each task only.  [default: all]", min=1)] = None
+    min_tokens: Annotated[int | None, typer.Option(help="Only documents of at least this many target tokens.")] = None
+    max_tokens: Annotated[int | None, typer.Option(help="Only documents of at most this many target tokens.")] = None
+    quickest_first: Annotated[
+        bool, typer.Option("--quickest-first", help="Begin with short documents, many questions, short answers.")
+    ] = False
+    max_new_tokens: Annotated[int | None, typer.Option(help="Answer length.  [default: each task's own]", min=1)] = None
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(help="Cut the user message to this many tokens.  [default: what fits the window]", min=1),
+    ] = None
+    temperature: options.Temperature = 0.0
+    top_p: options.TopP = 1.0
+    extraction: Annotated[
+        str, typer.Option(help="LongBench v2 letters: strict (its own rule) or lenient (RAPID's).")
+    ] = "strict"
+    length: Annotated[int, typer.Option(help="Tokens of each RULER item or dialogue.")] = 4096
+    num_samples: Annotated[int, typer.Option(help="Items of each RULER or dialogue task.", min=1)] = 500
+
+    def experiment(self, tasks: list[str], models: Models) -> Experiment:
+        """The experiment on `tasks`. Raises `InvalidParameter`."""
+        from rapid.evals.asking import AskSettings
+        from rapid.evals.experiment import Experiment, Selection
+        from rapid.evals.tasks.registry import TaskOptions
+
+        retrieval = Retrieval(cast(Ranking, self.ranking), self.embedder, self.chunk_tokens)
+        return Experiment(
+            tasks,
+            models,
+            AskSettings(retrieval, self.temperature, self.top_p, self.max_new_tokens, self.prompt_tokens),
+            TaskOptions(cast(Any, self.extraction), self.length, num_samples=self.num_samples),
+            Selection(self.limit, self.min_tokens, self.max_tokens, self.quickest_first),
+        )
 
 
 def _names(text: str) -> list[str]:

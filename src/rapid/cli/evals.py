@@ -14,37 +14,18 @@ from rapid.cli.eval_options import (
     Alphas,
     AsJson,
     Etas,
-    Extraction,
+    ExperimentOptions,
     Laws,
-    Length,
-    Limit,
-    MaxNewTokens,
-    MaxTokens,
-    MinTokens,
-    NumSamples,
     Output,
-    PromptTokens,
-    Quickest,
     Seeds,
     Tasks,
     TimeLimit,
     configurations,
-    experiment,
 )
-from rapid.cli.options import (
-    ChunkTokens,
-    Device,
-    Drafter,
-    Dtype,
-    Embedder,
-    Ranking,
-    Target,
-    Temperature,
-    Threads,
-    TopP,
-)
+from rapid.cli.grouping import grouped
+from rapid.cli.options import PairOptions
 from rapid.cli.progress import stage_progress
-from rapid.params import Retrieval, Speculation
+from rapid.params import Speculation
 
 if TYPE_CHECKING:
     from rapid.evals.experiment import Experiment
@@ -52,14 +33,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="eval", help="Measure answers and speed.", no_args_is_help=True, rich_markup_mode=None)
 
-_RETRIEVAL = Retrieval()
 _STOPPED = "rapid: stopped at the time limit; the same command goes on where it stopped\n"
 
 
 @app.command("run")
+@grouped
 def run_command(
     output: Output,
     task: Tasks,
+    *,
     methods: Annotated[str, typer.Option(help="Comma-separated; see `rapid ask`.")] = "lc,rag,sd,rapid",
     eta: Etas = "10",
     law: Laws = Speculation.law,
@@ -74,26 +56,9 @@ def run_command(
         str, typer.Option(help="related, and unrelated: drafters read passages of another text (robustness test).")
     ] = "related",
     seed: Seeds = "0",
-    target: Target = "embedded",
-    drafter: Drafter = "self",
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-    threads: Threads = None,
-    ranking: Ranking = _RETRIEVAL.ranking,
-    embedder: Embedder = _RETRIEVAL.embedder,
-    chunk_tokens: ChunkTokens = _RETRIEVAL.chunk_tokens,
-    limit: Limit = None,
-    min_tokens: MinTokens = None,
-    max_tokens: MaxTokens = None,
-    quickest_first: Quickest = False,
+    loading: PairOptions,
+    experimenting: ExperimentOptions,
     time_limit: TimeLimit = None,
-    max_new_tokens: MaxNewTokens = None,
-    prompt_tokens: PromptTokens = None,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    extraction: Extraction = "strict",
-    length: Length = 4096,
-    num_samples: NumSamples = 500,
     as_json: AsJson = False,
 ) -> None:
     """Answer the tasks' items by every method. Finished answers are kept: the same command resumes or extends a run."""
@@ -105,10 +70,7 @@ def run_command(
     wanted = configurations(
         methods, eta, law, alpha, num_draft_tokens, context_budget=context_budget, retrieval=retrieval, seed=seed
     )
-    asked = experiment(
-        task, target, drafter, device, dtype, threads, ranking, embedder, chunk_tokens, limit, min_tokens, max_tokens,
-        quickest_first, max_new_tokens, prompt_tokens, temperature, top_p, extraction, length, num_samples,
-    )  # fmt: skip
+    asked = experimenting.experiment(task, loading.models())
     with stage_progress() as progress:
         opened = asked.open(progress)
     with RunStore(output, opened.manifest) as store:
@@ -124,35 +86,20 @@ def run_command(
 
 
 @app.command("tune")
+@grouped
 def tune_command(
     output: Output,
     task: Tasks,
+    *,
     eta: Etas = "5,10,20,40",
     law: Laws = "paper,transfer",
     alpha: Alphas = f"{Speculation.alpha:g}",
     num_draft_tokens: Annotated[str, typer.Option(help="Tokens drafted per round (gamma), comma-separated.")] = "10",
     seed: Seeds = "0",
     fraction: Annotated[float, typer.Option(help="Share of the documents to choose by.")] = 0.5,
-    target: Target = "embedded",
-    drafter: Drafter = "self",
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-    threads: Threads = None,
-    ranking: Ranking = _RETRIEVAL.ranking,
-    embedder: Embedder = _RETRIEVAL.embedder,
-    chunk_tokens: ChunkTokens = _RETRIEVAL.chunk_tokens,
-    limit: Limit = None,
-    min_tokens: MinTokens = None,
-    max_tokens: MaxTokens = None,
-    quickest_first: Quickest = False,
+    loading: PairOptions,
+    experimenting: ExperimentOptions,
     time_limit: TimeLimit = None,
-    max_new_tokens: MaxNewTokens = None,
-    prompt_tokens: PromptTokens = None,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    extraction: Extraction = "strict",
-    length: Length = 4096,
-    num_samples: NumSamples = 500,
     as_json: AsJson = False,
 ) -> None:
     """Choose eta, law, alpha and gamma on some documents, report on the others. May go on from a run of `eval run`."""
@@ -162,10 +109,7 @@ def tune_command(
     from rapid.evals.tune import TUNING, default_configuration, tune
 
     candidates = configurations("rapid", eta, law, alpha, num_draft_tokens, seed=seed)
-    asked = experiment(
-        task, target, drafter, device, dtype, threads, ranking, embedder, chunk_tokens, limit, min_tokens, max_tokens,
-        quickest_first, max_new_tokens, prompt_tokens, temperature, top_p, extraction, length, num_samples,
-    )  # fmt: skip
+    asked = experimenting.experiment(task, loading.models())
     with stage_progress() as progress:
         opened = asked.open(progress)
     options = _run_options(asked, time_limit)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rapid.cli.progress import stage_progress
 from rapid.errors import InvalidParameter
-from rapid.params import Retrieval, drafter_bits
+from rapid.params import Models, Retrieval
 
 if TYPE_CHECKING:
     from rapid.engine import Engine
@@ -26,26 +26,16 @@ class Opening:
     documents: list[str]
     session: str | None
     retrieval: Retrieval
-    target: str
-    drafter: str
-    device: str
-    dtype: str
-    threads: int | None
-    drafter_device: str | None = None
-    drafter_dtype: str | None = None
+    models: Models
 
     def open(self, reserve: Callable[[Engine], int], *, prefill: bool = True) -> Session:
-        """Check all that needs no model, then load the models and read the documents, or restore them.
+        """Check what else needs no model, then load the models and read the documents, or restore them.
 
         `reserve` gives the tokens to keep free for questions and answers.
         """
         from rapid.documents import read_documents
-        from rapid.models.sources import resolve
         from rapid.sealed import check_destination
 
-        for name in (self.target, self.drafter):
-            if name != "self" and drafter_bits(name) is None:
-                resolve(name)
         saved = self.session is not None and os.path.lexists(self.session)
         if not self.documents and not saved:
             raise InvalidParameter(
@@ -60,16 +50,7 @@ class Opening:
         from rapid.engine import DEFAULT_RESERVE, Engine
 
         with stage_progress() as progress:
-            engine = Engine.load(
-                self.target,
-                self.drafter,
-                device=self.device,
-                dtype=self.dtype,
-                threads=self.threads,
-                drafter_device=self.drafter_device,
-                drafter_dtype=self.drafter_dtype,
-                progress=progress,
-            )
+            engine = Engine.load(**asdict(self.models), progress=progress)
             if saved and (session := self._restored(engine, texts)):
                 return session
             assert texts is not None

@@ -13,21 +13,11 @@ from rapid.evals.manifest import make_manifest
 from rapid.evals.readings import Reading, group, within
 from rapid.evals.schema import Task
 from rapid.evals.tasks.registry import TaskOptions, load_task, needs_counter
+from rapid.params import Models
 
 if TYPE_CHECKING:
     from rapid.engine import Engine
     from rapid.types import StageProgress
-
-
-@dataclass(frozen=True)
-class Models:
-    """What `Engine.load` is given."""
-
-    target: str = "embedded"
-    drafter: str = "self"
-    device: str = "cpu"
-    dtype: str = "float32"
-    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +78,11 @@ class Experiment:
         # The budget and what is retrieved from are a configuration's.
         names = ("ranking", "embedder", "chunk_tokens", "threshold", "index")
         retrieval = {name: getattr(self.ask.retrieval, name) for name in names}
+        # Older runs know no dtype of the drafter's own: only one that is given is part of what a run is.
+        drafter = {"drafter_dtype": self.models.drafter_dtype} if self.models.drafter_dtype else {}
         return {
             "dtype": self.models.dtype,
+            **drafter,
             "temperature": self.ask.temperature,
             "top_p": self.ask.top_p,
             "max_new_tokens": self.ask.max_new_tokens,

@@ -22,13 +22,12 @@ from rapid.planning.cost import (
     plan,
 )
 from rapid.planning.hardware import HARDWARE, Hardware, measure_host
-from rapid.planning.shape import DTYPE_BYTES, GIB, PACKED_SUFFIX, ModelShape, keeps_blocked
+from rapid.planning.shape import DTYPE_BYTES, GIB, ModelShape, keeps_blocked, stored_dtype
 
 __all__ = [
     "DTYPE_BYTES",
     "GIB",
     "HARDWARE",
-    "PACKED_SUFFIX",
     "RETRIEVAL_BYTES",
     "RUNTIME_BYTES",
     "SPARE_TOKENS",
@@ -41,4 +40,5 @@ __all__ = [
     "keeps_blocked",
     "measure_host",
     "plan",
+    "stored_dtype",
 ]

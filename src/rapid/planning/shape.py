@@ -19,6 +19,11 @@ _BLOCKED_MODEL_TYPES = ("llama", "mistral", "qwen2")
 _BLOCKED_SHARE = 0.25
 
 
+def stored_dtype(named: str) -> str:
+    """The dtype of all that is not packed."""
+    return named.removesuffix(PACKED_SUFFIX)
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """The sizes of a decoder-only transformer with gated feed-forward layers (Llama, Qwen2, Mistral ...).
@@ -64,7 +69,7 @@ class ModelShape:
                 vocab_size=int(config["vocab_size"]),
                 tied_embeddings=bool(config.get("tie_word_embeddings", False)),
                 attention_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
-                dtype=named.removesuffix(PACKED_SUFFIX),
+                dtype=stored_dtype(named),
                 linear_bits=PACKED_BITS if named.endswith(PACKED_SUFFIX) else None,
                 can_be_blocked=config.get("model_type") in _BLOCKED_MODEL_TYPES,
             )
