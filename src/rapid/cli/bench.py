@@ -11,6 +11,7 @@ import typer
 
 from rapid.cli import options
 from rapid.cli.grouping import grouped
+from rapid.cli.lists import names, whole_number, whole_numbers
 from rapid.cli.tables import number, table
 from rapid.errors import InvalidParameter
 from rapid.params import Ranking, Retrieval
@@ -63,14 +64,14 @@ def decode(
 
     settings = DecodeSettings(
         models=loading.models(),
-        contexts=_numbers("--contexts", contexts),
-        methods=_names(methods),
+        contexts=whole_numbers("--contexts", contexts),
+        methods=names(methods),
         tasks=task or ["sample"],
         prompts=prompts,
         repeats=repeats,
         max_new_tokens=max_new_tokens,
         fixed_length=fixed_length,
-        num_draft_tokens=None if num_draft_tokens == "auto" else _number("--num-draft-tokens", num_draft_tokens),
+        num_draft_tokens=None if num_draft_tokens == "auto" else whole_number("--num-draft-tokens", num_draft_tokens),
         eta=eta,
         retrieval=Retrieval(cast(Ranking, ranking)),
     )
@@ -105,7 +106,7 @@ def session(
 
     settings = SessionSettings(
         models=loading.models(),
-        contexts=_numbers("--contexts", contexts),
+        contexts=whole_numbers("--contexts", contexts),
         tasks=task or ["sample"],
         prompts=prompts,
         max_new_tokens=max_new_tokens,
@@ -135,8 +136,8 @@ def limits(
 
     settings = LimitsSettings(
         models=loading.models(),
-        contexts=_numbers("--contexts", contexts),
-        blocks=_numbers("--blocks", blocks),
+        contexts=whole_numbers("--contexts", contexts),
+        blocks=whole_numbers("--blocks", blocks),
         retrieved=retrieved,
         repeats=repeats,
     )
@@ -230,18 +231,3 @@ def _with_interval(value: float | None, interval: list[float] | None) -> str:
     if value is None or interval is None:
         return number(value)
     return f"{value:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    return [_number(option, name) for name in _names(text)]
-
-
-def _number(option: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidParameter(f"{option} must be whole numbers with commas between them, got {text!r}") from None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from rapid.cli import options
+from rapid.cli.lists import decimal, names, whole_number, whole_numbers
 from rapid.errors import InvalidParameter
 from rapid.params import Models, Ranking, Retrieval
 
@@ -51,17 +52,19 @@ def configurations(
 
     found = [
         configuration
-        for gamma in _names(num_draft_tokens)
+        for gamma in names(num_draft_tokens)
         for etas, laws in _etas_and_laws(eta, law)
         for configuration in grid(
-            _names(methods),
+            names(methods),
             etas=etas,
             laws=laws,
-            alphas=_floats("--alpha", alpha),
-            num_draft_tokens=None if gamma == "auto" else _int("--num-draft-tokens", gamma),
-            context_budgets=[None if b == "auto" else _int("--context-budget", b) for b in _names(context_budget)],
-            retrievals=cast(Any, _names(retrieval)),
-            seeds=[_int("--seed", s) for s in _names(seed)],
+            alphas=[decimal("--alpha", number) for number in names(alpha)],
+            num_draft_tokens=None if gamma == "auto" else whole_number("--num-draft-tokens", gamma),
+            context_budgets=[
+                None if b == "auto" else whole_number("--context-budget", b) for b in names(context_budget)
+            ],
+            retrievals=cast(Any, names(retrieval)),
+            seeds=whole_numbers("--seed", seed),
         )
     ]
     if not found:
@@ -111,32 +114,10 @@ class ExperimentOptions:
         )
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _float(option: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidParameter(f"{option} must be numbers with commas between them, got {text!r}") from None
-
-
-def _int(option: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidParameter(f"{option} must be whole numbers with commas between them, got {text!r}") from None
-
-
-def _floats(option: str, text: str) -> list[float]:
-    return [_float(option, number) for number in _names(text)]
-
-
 def _etas_and_laws(eta: str, law: str) -> list[tuple[list[float], list[str]]]:
     """Etas with the laws each is run with: those of --law, or its own."""
     pairs: list[tuple[list[float], list[str]]] = []
-    for entry in _names(eta):
+    for entry in names(eta):
         number, _, own = entry.partition(":")
-        pairs.append(([_float("--eta", number)], [own] if own else _names(law)))
+        pairs.append(([decimal("--eta", number)], [own] if own else names(law)))
     return pairs
