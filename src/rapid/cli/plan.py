@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rapid.cli import options
+from rapid.cli.lists import whole_numbers
 from rapid.cli.tables import number, table
 from rapid.errors import InvalidParameter
 
@@ -111,12 +112,9 @@ def _retrieved(context: int, window: int) -> int:
 
 
 def _contexts(text: str) -> list[int]:
-    try:
-        if found := [int(part) for part in text.split(",") if part.strip()]:
-            return found
-        raise ValueError
-    except ValueError:
-        raise InvalidParameter(f"--contexts must be whole numbers with commas between them, got {text!r}") from None
+    if found := whole_numbers("--contexts", text):
+        return found
+    raise InvalidParameter(f"--contexts must be whole numbers with commas between them, got {text!r}")
 
 
 def _report(
