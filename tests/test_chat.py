@@ -113,12 +113,18 @@ class TestChat:
             *("--lossless", "--min-draft-prob", "0.2", "--streaming-sinks", "2", "--streaming-window", "64"),
             *("--temperature", "0.7", "--top-k", "5", "--min-p", "0.1", "--drafter", make_model_dir(seed=1)),
             *("--drafter-device", "cpu", "--drafter-dtype", "float32"),
+            *("--stop", "zz", "--stop", "yy", "--chunk-tokens", "64", "--index", "document"),
         ]
+        opened, open_ = [], rapid.Engine.open
+        monkeypatch.setattr(rapid.Engine, "open", lambda *a, **o: opened.append(o["retrieval"]) or open_(*a, **o))
         assert run("chat", document, *tiny, *options, lines="Who?")[0] == 0
         speculation, sampling = given[0]["speculation"], given[0]["sampling"]
         assert (speculation.min_draft_prob, speculation.streaming_sinks, speculation.streaming_window) == (0.2, 2, 64)
-        assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0.7, 5, 0.1)
+        assert (sampling.temperature, sampling.top_k, sampling.min_p, sampling.stop) == (0.7, 5, 0.1, ("zz", "yy"))
+        assert (opened[0].chunk_tokens, opened[0].index) == (64, "document")
         assert (loaded[0]["drafter_device"], loaded[0]["drafter_dtype"]) == ("cpu", "float32")
+        assert "ranking bm25 has none" in run("chat", document, *tiny, "--threshold", "0.25")[2]
+        assert len(loaded) == 1  # refused before anything is loaded
 
     def test_no_questions_no_answers(self, run, document, tiny):
         assert run("chat", document, *tiny) == (0, "", "")

@@ -396,6 +396,17 @@ def test_run_and_report(tmp_path, task_file, tiny_model_dir, capsys):
     assert (out / "report.md").read_text().startswith("# Evaluation report")
     assert command([*arguments, "--temperature", "1"]) == 2
     assert "holds a run with settings.temperature = 0.0, not 1.0" in capsys.readouterr().err
+    assert "drafter_dtype" not in manifest["settings"]  # runs from before the option go on
+
+
+def test_a_drafters_own_dtype_is_part_of_what_a_run_is(tmp_path, task_file, tiny_model_dir, make_model_dir, capsys):
+    arguments = ["eval", "run", "--output", str(tmp_path / "out"), "--task", str(task_file), "--limit", "1"]
+    arguments += ["--target", tiny_model_dir, "--drafter", make_model_dir(seed=1), "--ranking", "bm25"]
+    arguments += ["--max-new-tokens", "3", "--methods", "sd"]
+    assert command([*arguments, "--drafter-dtype", "bfloat16"]) == 0
+    capsys.readouterr()
+    assert command(arguments) == 2
+    assert "settings.drafter_dtype" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,10 @@ class Retrieval:
             _integer("context_budget", self.context_budget, 1)
         if self.threshold is not None:
             _number("threshold", self.threshold, -1.0, 1.0)
+            if self.ranking == "bm25":
+                raise InvalidParameter(
+                    "threshold is a cosine similarity and ranking bm25 has none; leave it out, or rank dense or hybrid"
+                )
         _choice("source", self.source, RETRIEVAL_SOURCES)
         if self.unrelated is not None and self.source != "unrelated":
             raise InvalidParameter(f"an unrelated text is for source unrelated, got source {self.source}")

@@ -86,10 +86,6 @@ class Index:
         What went wrong with the cache is in `warnings` and never fatal.
         Raises `DocumentError` when no document holds text, `ModelError` when the embedder cannot be loaded.
         """
-        if settings.ranking == "bm25" and settings.threshold is not None:
-            raise InvalidParameter(
-                "threshold is a cosine similarity and ranking bm25 has none; leave it out, or rank dense or hybrid"
-            )
         cache = ArrayCache((cache_dir or paths.cache_dir()) / "embeddings")
         chunks, token_counts = _chunks(documents, count_tokens, settings.chunk_tokens, cache)
         if not chunks:
