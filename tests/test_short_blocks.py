@@ -9,7 +9,7 @@ from rapid.models import short_blocks
 from rapid.models.cache import GrowingCache
 from rapid.models.hf import HFModel
 from rapid.models.lean import LeanDecoder
-from rapid.models.short_blocks import ShortBlocks, has_blocked_products, supports
+from rapid.models.short_blocks import Product, ShortBlocks, has_blocked_products, supports
 
 TEXT = torch.randint(64, (2500,), generator=torch.Generator().manual_seed(0)).tolist()
 FAMILIES = {
@@ -39,6 +39,23 @@ def network(family: str, dtype: torch.dtype = torch.float32, **options):
     return made
 
 
+@pytest.fixture
+def timings(monkeypatch):
+    """Seconds of products of 1, 2, ... rows, from plain and from blocked weights, instead of a clock's."""
+    seconds = {}
+
+    def read(products, inputs):
+        way = "blocked" if products[0].__func__ is Product.from_blocked else "plain"
+        for product, x in zip(products, inputs, strict=True):
+            product(x)  # the inputs are those of the products
+        return seconds[way][len(inputs[0]) - 1]
+
+    monkeypatch.setattr(short_blocks, "_seconds", read)
+    monkeypatch.setattr(short_blocks, "_TIMED_BYTES", 1)
+    monkeypatch.setattr(short_blocks, "_LEAST_ROWS", 4)
+    return seconds
+
+
 def wrapped(model, *, blocked: bool | None) -> HFModel:
     """`blocked` None: transformers' own forward pass."""
     ours = HFModel(model, name="test", vocab_size=60, eos_token_ids=frozenset())
@@ -49,9 +66,10 @@ def wrapped(model, *, blocked: bool | None) -> HFModel:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("blocked", [False, True])
-def test_blocks_equal_the_models_own_forward_pass(family, blocked):
+@pytest.mark.parametrize(("blocked", "least_rows"), [(False, 4), (True, 4), (True, 1)])
+def test_blocks_equal_the_models_own_forward_pass(family, blocked, least_rows, monkeypatch):
     """Over rewinds, and both below and above the length from which attention is cut into parts."""
+    monkeypatch.setattr(short_blocks, "_LEAST_ROWS", least_rows)
     ours = wrapped(network(family), blocked=blocked).new_sequence()
     twin = wrapped(network(family), blocked=None).new_sequence()
     for start in (0, 70, 2100):
@@ -67,6 +85,37 @@ def test_blocks_equal_the_models_own_forward_pass(family, blocked):
             torch.testing.assert_close(logits, twin.forward(text), atol=1e-3, rtol=1e-3)
             for sequence in (ours, twin):
                 sequence.rewind(position + n // 2)
+
+
+@pytest.mark.parametrize(
+    ("plain", "blocked", "least_rows"),
+    [
+        ([1.7, 2.6, 3.1], [1.0, 1.0, 1.0], 1),  # AMD's Zen 4
+        ([0.9, 1.7, 3.1], [1.0, 1.0, 1.0], 2),
+        ([0.9, 0.9, 1.0], [1.0, 1.0, 1.0], 4),  # Intel's Sapphire Rapids
+        ([1.1, 1.1, 1.1], [1.0, 1.0, 1.0], 4),  # noise
+    ],
+)
+def test_few_rows_take_the_weights_that_are_clearly_faster(plain, blocked, least_rows, timings):
+    timings.update(plain=plain, blocked=blocked)
+    blocks = ShortBlocks(network("Llama"), blocked=True)
+    products = [blocks.head, *(product for layer in blocks.layers for product in (layer.qkv, layer.out, layer.down))]
+    assert {product.least_rows for product in products} == {least_rows}
+
+
+def test_small_models_and_plain_weights_are_not_timed(timings, monkeypatch):
+    assert ShortBlocks(network("Llama"), blocked=False).head.least_rows == 4
+    assert ShortBlocks(network("Llama", torch.bfloat16), blocked=True).head.least_rows == 4
+    monkeypatch.setattr(short_blocks, "_TIMED_BYTES", 2**30)
+    assert ShortBlocks(network("Llama"), blocked=True).head.least_rows == 4
+
+
+def test_products_are_timed_by_their_fastest_run(monkeypatch):
+    ticks = iter([0.0, 3.0, 3.0, 5.0, 5.0, 9.0, 9.0, 13.0, 13.0, 17.0])
+    monkeypatch.setattr(short_blocks.time, "perf_counter", lambda: next(ticks))
+    seen = []
+    assert short_blocks._seconds([seen.append, seen.append], [1, 2]) == 2.0
+    assert seen == [1, 2] * 5
 
 
 def test_positions_and_the_last_logits_only():

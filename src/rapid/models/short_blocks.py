@@ -3,11 +3,15 @@
 transformers' forward launches some 70 small operations a layer, and PyTorch's float32 products are slow between 4 and
 some 30 rows, which is what a verify block has: MKL then packs the whole weight anew in each call. This pass has half
 the operations, and keeps a copy of the weights in the blocked layout of oneDNN, with which 5 rows cost hardly more
-than one. Sums are float32 in both; logits agree with transformers' up to rounding. Long blocks (prefill) stay with it.
+than one. From how many rows on the copy is used is measured, since processors differ: on Intel's one row is faster
+from the plain weights, on AMD's it takes them 1.6 times as long. Sums are float32 in both; logits agree with
+transformers' up to rounding. Long blocks (prefill) stay with it.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,19 +25,26 @@ from rapid.models.lean import Layer, finish, project, rms_norm, why_unsupported
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Rows from which blocked weights are faster, and the rows they are laid out for. With AVX-512, MKL reads a weight once
-# for up to 3 rows.
+# Rows from which blocked weights are faster on every processor seen, and the rows they are laid out for. With AVX-512,
+# MKL may read a weight once for up to 3 rows.
 _LEAST_ROWS = 4 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 2
 _TYPICAL_ROWS = 8
+
+# Bytes of weights that fewer rows are timed on: more than caches hold, as in a decode step. Smaller models are not.
+_TIMED_BYTES = 64 * 2**20
+_TIMINGS = 5
+# How much faster blocked weights must be for fewer rows: noise must not decide, for the two round differently.
+_CLEARLY = 1.2
 
 
 class Product:
     """The outputs of linear layers of one input, side by side: x [n, in] -> [n, sum of out]."""
 
-    def __init__(self, *linears: nn.Module) -> None:
+    def __init__(self, *linears: Any) -> None:
         self.linears = linears
         self.blocked: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
+        self.least_rows = _LEAST_ROWS
 
     def keep_blocked(self) -> None:
         """Keep a second copy of float32 weights, joined and in the blocked layout."""
@@ -46,9 +57,13 @@ class Product:
         self.bias = torch.cat(biases) if biases else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.blocked is not None and len(x) >= _LEAST_ROWS:
-            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.blocked, self.bias, "none", [], "")
-            return out
+        return self.from_blocked(x) if self.blocked is not None and len(x) >= self.least_rows else self.from_plain(x)
+
+    def from_blocked(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.blocked, self.bias, "none", [], "")
+        return out
+
+    def from_plain(self, x: torch.Tensor) -> torch.Tensor:
         outputs: list[torch.Tensor] = [linear(x) for linear in self.linears]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
@@ -74,10 +89,13 @@ class ShortBlocks:
         self.layers = [_read_layer(layer) for layer in body.layers]
         self.head = Product(model.get_output_embeddings())
         if blocked and has_blocked_products():
-            for layer in self.layers:
-                for product in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                    product.keep_blocked()  # type: ignore[attr-defined]  # a Layer holds any callable
-            self.head.keep_blocked()
+            products: list[Any] = [p for x in self.layers for p in (x.qkv, x.out, x.gate_up, x.down)]  # any callables
+            products.append(self.head)
+            for product in products:
+                product.keep_blocked()
+            least_rows = least_blocked_rows(products)
+            for product in products:
+                product.least_rows = least_rows
 
     def run(self, ids: torch.Tensor, cache: GrowingCache, first_position: int, logits_to_keep: int) -> torch.Tensor:
         """Logits [logits_to_keep (0: n), rows of the head] of ids [n], the first of them at `first_position`, after
@@ -114,6 +132,38 @@ def has_blocked_products() -> bool:
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
     return torch.allclose(out, F.linear(x, weight), atol=1e-4)
+
+
+@torch.inference_mode()
+def least_blocked_rows(products: Sequence[Product]) -> int:
+    """The fewest rows for which the blocked weights are clearly faster here, timed on the first of `products`."""
+    timed, num_bytes = [], 0
+    for product in products:
+        if product.blocked is None:
+            return _LEAST_ROWS
+        timed.append(product)
+        num_bytes += sum(linear.weight.nbytes for linear in product.linears)
+        if num_bytes >= _TIMED_BYTES:
+            break
+    else:
+        return _LEAST_ROWS
+    for rows in range(1, _LEAST_ROWS):
+        inputs = [torch.ones(rows, product.linears[0].weight.shape[1]) for product in timed]
+        plain = _seconds([product.from_plain for product in timed], inputs)
+        if plain > _CLEARLY * _seconds([product.from_blocked for product in timed], inputs):
+            return rows
+    return _LEAST_ROWS
+
+
+def _seconds(products: Sequence[Callable[[torch.Tensor], torch.Tensor]], inputs: Sequence[torch.Tensor]) -> float:
+    """Least time of all products, one after the other."""
+    times = []
+    for _ in range(_TIMINGS):
+        start = time.perf_counter()
+        for multiply, x in zip(products, inputs, strict=True):
+            multiply(x)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def _read_layer(layer: Any) -> Layer:
